@@ -1,4 +1,4 @@
-//! Lanes of AVX2 with FMA.
+//! Lanes of AVX2 with FMA and F16C.
 
 #![allow(clippy::inline_always, reason = "see `simd`")]
 #![allow(clippy::wildcard_imports, reason = "the intrinsics carry their origin in their names")]
@@ -13,7 +13,7 @@ pub(crate) struct Avx2;
 
 macro_rules! avx2 {
     ($body:expr) => {
-        // SAFETY: the caller promises a machine with AVX2 and FMA, and memory that may be touched.
+        // SAFETY: the caller promises a machine with AVX2, FMA and F16C, and memory that may be touched.
         unsafe { $body }
     };
 }
@@ -38,6 +38,10 @@ impl Simd for Avx2 {
             let halves = _mm_loadu_si128(from.cast());
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
         })
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> __m256 {
+        avx2!(_mm256_cvtph_ps(_mm_loadu_si128(from.cast())))
     }
     #[inline(always)]
     unsafe fn store(to: *mut f32, x: __m256) {

@@ -40,6 +40,10 @@ impl Simd for Avx512 {
         })
     }
     #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> __m512 {
+        avx512!(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast())))
+    }
+    #[inline(always)]
     unsafe fn store(to: *mut f32, x: __m512) {
         avx512!(_mm512_storeu_ps(to, x));
     }

@@ -34,8 +34,8 @@ macro_rules! checks {
 }
 
 checks! {
-    /// AVX2, and FMA with it.
-    have_avx2: "avx2", ["avx2" "fma"];
+    /// AVX2, and with it FMA and the widening of numbers of 16 bits.
+    have_avx2: "avx2", ["avx2" "fma" "f16c"];
     /// The products of whole numbers of processors without AVX-512.
     have_avx_vnni: "avx-vnni", ["avx2" "fma" "avxvnni"];
     /// The foundation of AVX-512.

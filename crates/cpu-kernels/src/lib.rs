@@ -81,7 +81,7 @@ pub use decoder::{
 pub use element::Element;
 pub use finish::Activation;
 pub use gates::apply_gates;
-pub use half::bf16;
+pub use half::{bf16, f16};
 pub use heads::{Heads, prepare_heads};
 pub use kernel::Kernel;
 pub use linear::{Epilogue, OutRows, Residual, linear};

@@ -412,6 +412,7 @@ impl<O: Element> Block<'_, O> {
                 let (direct, widen) = layer.bf16_products();
                 (direct, products.f32, Some(widen))
             }
+            WeightKind::F16 => (products.f16, products.f32, Some(products.widen_f16)),
             WeightKind::Int8 { .. } => (products.int8, products.wide_int8, Some(products.widen_int8)),
             WeightKind::W8A8 { .. } => unreachable!("their rows are rounded"),
         };

@@ -9,13 +9,14 @@
 
 mod error;
 mod matrix;
+mod narrow;
 mod quads;
 pub(crate) mod quantized;
 mod whole;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use half::bf16;
+use half::{bf16, f16};
 
 pub(crate) use self::error::check_rows;
 pub use self::{
@@ -45,6 +46,8 @@ pub enum WeightKind {
     F32,
     /// The upper 16 bits of those.
     Bf16,
+    /// 16 bits of IEEE's: five of exponent, ten of the number.
+    F16,
     /// Whole numbers of 8 bits, times a scale per output and group of inputs.
     Int8 {
         /// Inputs that share a scale; the last group may have fewer.
@@ -83,14 +86,14 @@ impl WeightKind {
         match self {
             Self::Int8 { group_size } | Self::W8A8 { group_size } => Some(group_size),
             Self::Quantized(form) => Some(form.group_size),
-            Self::F32 | Self::Bf16 => None,
+            Self::F32 | Self::Bf16 | Self::F16 => None,
         }
     }
 
     fn weight_bits(self) -> usize {
         match self {
             Self::F32 => 32,
-            Self::Bf16 => 16,
+            Self::Bf16 | Self::F16 => 16,
             Self::Int8 { .. } | Self::W8A8 { .. } => 8,
             Self::Quantized(form) => usize::from(form.bits),
         }
@@ -173,12 +176,9 @@ impl PackedLinear {
             (padded * inputs * kind.weight_bits() / 8, padded * kind.scale_bytes(num_groups));
         let num_bytes = weight_bytes + scale_bytes;
         let memory = || LinearError::Memory { num_bytes, out_features, in_features };
-        let weights = Lines::new(weight_bytes).ok_or_else(memory)?;
-        let scales = Lines::new(scale_bytes).ok_or_else(memory)?;
+        let weights = Lines::of_weights(weight_bytes).ok_or_else(memory)?;
+        let scales = Lines::of_weights(scale_bytes).ok_or_else(memory)?;
         let has_pairs = kind == WeightKind::Bf16 && kernel.has_pairs() && in_features.is_multiple_of(2);
-        let is_packed = vec![false; out_features];
-        let (bias, input_order, num_packed) = (None, None, 0);
-        let matrix_rows = AtomicUsize::new(usize::MAX);
         Ok(Self {
             kernel,
             out_features,
@@ -186,12 +186,12 @@ impl PackedLinear {
             kind,
             weights,
             scales,
-            bias,
-            input_order,
+            bias: None,
+            input_order: None,
             has_pairs,
-            is_packed,
-            num_packed,
-            matrix_rows,
+            is_packed: vec![false; out_features],
+            num_packed: 0,
+            matrix_rows: AtomicUsize::new(usize::MAX),
         })
     }
 
@@ -344,7 +344,6 @@ impl PackedLinear {
         self.input_order.as_ref().map_or(k, |order| order[k] as usize)
     }
 
-    /// Whether a product may be computed.
     pub(crate) fn check_packed(&self) -> Result<(), LinearError> {
         match self.out_features - self.num_packed {
             0 => Ok(()),
@@ -405,6 +404,7 @@ impl PackedLinear {
         match self.kind {
             WeightKind::F32 => self.pack_each(first_row, &rows, threads, T::widen),
             WeightKind::Bf16 => self.pack_each(first_row, &rows, threads, T::narrow),
+            WeightKind::F16 => self.pack_each(first_row, &rows, threads, T::half),
             WeightKind::Int8 { group_size } | WeightKind::W8A8 { group_size } => {
                 self.quantize(first_row, &rows, group_size, threads)?;
             }
@@ -535,6 +535,7 @@ impl PackedLinear {
             *x = match self.kind {
                 WeightKind::F32 => self.weights.as_slice::<f32>()[at],
                 WeightKind::Bf16 => f32::from_bits(u32::from(self.weights.as_slice::<u16>()[at]) << 16),
+                WeightKind::F16 => f16::from_bits(self.weights.as_slice::<u16>()[at]).to_f32(),
                 WeightKind::Int8 { group_size } | WeightKind::W8A8 { group_size } => {
                     let scale = start * self.num_groups() + k / group_size * panel + row - start;
                     f32::from(self.weights.as_slice::<i8>()[at]) * self.scales.as_slice::<f32>()[scale]
@@ -560,7 +561,7 @@ impl PanelOrder {
         let panel = self.panel;
         let neighbours = |count: usize| k / count * count * panel + i * count + k % count;
         match self.kind {
-            WeightKind::F32 | WeightKind::Int8 { .. } => k * panel + i,
+            WeightKind::F32 | WeightKind::F16 | WeightKind::Int8 { .. } => k * panel + i,
             WeightKind::Bf16 if self.has_pairs => neighbours(2),
             WeightKind::Bf16 => k * panel + i % (panel / 2) * 2 + i / (panel / 2),
             WeightKind::W8A8 { .. } | WeightKind::Quantized(_) => neighbours(QUAD),

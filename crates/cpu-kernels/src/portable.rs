@@ -2,7 +2,7 @@
 
 #![allow(clippy::inline_always, reason = "see `simd`")]
 
-use half::bf16;
+use half::{bf16, f16};
 
 use crate::simd::Simd;
 
@@ -34,6 +34,13 @@ impl<const N: usize> Simd for Portable<N> {
         // SAFETY: the caller promises N readable elements.
         unsafe { from.cast::<[bf16; N]>().read_unaligned() }
             .map(|x| f32::from_bits(u32::from(x.to_bits()) << 16))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> [f32; N] {
+        // SAFETY: the caller promises N readable elements.
+        let halves = unsafe { from.cast::<[u16; N]>().read_unaligned() };
+        // Not `to_f32`, which looks for the machine's instruction each time.
+        halves.map(|bits| f16::from_bits(bits).to_f32_const())
     }
     #[inline(always)]
     unsafe fn store(to: *mut f32, x: [f32; N]) {

@@ -59,6 +59,7 @@ pub(crate) trait Weights {
 
 pub(crate) struct F32;
 pub(crate) struct Bf16;
+pub(crate) struct F16;
 pub(crate) struct Int8;
 /// Weights of 8 bits, widened before.
 pub(crate) struct WideInt8;
@@ -82,6 +83,17 @@ impl Weights for Bf16 {
         // SAFETY: the caller lets a panel's weights for one input be read at `from`, and has found the instructions of
         // `S`.
         unsafe { S::load_pair_bf16(from.cast()) }
+    }
+}
+
+impl Weights for F16 {
+    const BYTES: usize = 2;
+    const SCALED: bool = false;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8) -> [S::V; PANEL_VECTORS] {
+        // SAFETY: the caller lets a panel's weights for one input be read at `from`, and has found the instructions of
+        // `S`.
+        unsafe { [S::load_f16(from.cast()), S::load_f16(from.add(2 * S::LANES).cast())] }
     }
 }
 
@@ -188,9 +200,11 @@ unsafe fn widen<S: Simd, W: Weights>(from: *const u8, num_k: usize, to: *mut f32
 pub(crate) struct Products {
     pub(crate) f32: &'static [ProductFn],
     pub(crate) bf16: &'static [ProductFn],
+    pub(crate) f16: &'static [ProductFn],
     pub(crate) int8: &'static [ProductFn],
     pub(crate) wide_int8: &'static [ProductFn],
     pub(crate) widen_bf16: WidenFn,
+    pub(crate) widen_f16: WidenFn,
     pub(crate) widen_int8: WidenFn,
 }
 
@@ -220,9 +234,11 @@ macro_rules! products {
             pub(super) static FORMS: Products = Products {
                 f32: &[$(rows::<F32, $rows>),*],
                 bf16: &[$(rows::<Bf16, $rows>),*],
+                f16: &[$(rows::<F16, $rows>),*],
                 int8: &[$(rows::<Int8, $rows>),*],
                 wide_int8: &[$(rows::<WideInt8, $rows>),*],
                 widen_bf16: wide::<Bf16>,
+                widen_f16: wide::<F16>,
                 widen_int8: wide::<Int8>,
             };
         }
@@ -233,6 +249,6 @@ macro_rules! products {
 #[cfg(target_arch = "x86_64")]
 products!(AVX512, avx512, crate::avx512::Avx512, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f,avx2,fma");
 #[cfg(target_arch = "x86_64")]
-products!(AVX2, avx2, crate::avx2::Avx2, [1 2 3 4 5 6], "avx2,fma");
+products!(AVX2, avx2, crate::avx2::Avx2, [1 2 3 4 5 6], "avx2,fma,f16c");
 products!(PORTABLE, portable, crate::portable::Portable<8>, [1 2 3 4]);
 products!(SCALAR, scalar, crate::portable::Portable<1>, [1 2]);

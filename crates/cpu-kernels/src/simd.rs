@@ -27,6 +27,8 @@ pub(crate) trait Simd {
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(from: *const f32) -> Self::V;
     unsafe fn load_bf16(from: *const bf16) -> Self::V;
+    /// `LANES` numbers of IEEE's 16 bits, exactly.
+    unsafe fn load_f16(from: *const u16) -> Self::V;
     unsafe fn store(to: *mut f32, x: Self::V);
     /// The nearest numbers of 16 bits, ties to even; what is not a number stays none.
     unsafe fn store_bf16(to: *mut bf16, x: Self::V);

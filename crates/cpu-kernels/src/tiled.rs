@@ -19,7 +19,7 @@ use crate::{
     element::Element,
     lines::Lines,
     packed::{LinearError, PackedLinear, WeightKind},
-    product::{Bf16, F32, Int8, PANEL_VECTORS, Weights},
+    product::{Bf16, F16, F32, Int8, PANEL_VECTORS, Weights},
     simd::Simd,
     threads::Threads,
 };
@@ -440,6 +440,8 @@ pub(crate) unsafe fn sum(
     let (form, group_scales): (TiledFn, _) = match layer.kind {
         WeightKind::F32 if is_exact => (product::<F32, 1, TERMS>, std::ptr::null()),
         WeightKind::F32 => (product::<F32, TERMS, TERMS>, std::ptr::null()),
+        WeightKind::F16 if is_exact => (product::<F16, 1, TERMS>, std::ptr::null()),
+        WeightKind::F16 => (product::<F16, TERMS, TERMS>, std::ptr::null()),
         WeightKind::Bf16 if is_exact => (product::<Bf16, 1, 1>, std::ptr::null()),
         WeightKind::Bf16 => (product::<Bf16, TERMS, 1>, std::ptr::null()),
         WeightKind::Int8 { .. } if layer.num_groups() > 1 => {

@@ -8,14 +8,14 @@ mod numbers;
 
 use cpu_kernels::{
     Activation, Element, Epilogue, Kernel, LinearError, Matrix, OutRows, PackedLinear, Residual, Threads,
-    TokenRows, WeightKind, bf16, linear,
+    TokenRows, WeightKind, bf16, f16, linear,
 };
 use numbers::{narrowed, numbers};
 use proptest::prelude::*;
 
-fn kinds(group_size: usize) -> [WeightKind; 4] {
+fn kinds(group_size: usize) -> [WeightKind; 5] {
     let per_output = WeightKind::Int8 { group_size: 1 << 20 };
-    [WeightKind::F32, WeightKind::Bf16, per_output, WeightKind::Int8 { group_size }]
+    [WeightKind::F32, WeightKind::Bf16, WeightKind::F16, per_output, WeightKind::Int8 { group_size }]
 }
 
 #[derive(Debug, Clone)]
@@ -274,8 +274,9 @@ fn weights_of_16_bits_give_the_bits_of_the_same_numbers_in_32() {
     let threads = Threads::new(2).unwrap();
     for kernel in Kernel::available() {
         let form = Form { kernel, has_matrix_unit: false };
-        for (outputs, inputs) in [(70, 300), (33, 127)] {
-            let narrow = layer(form, WeightKind::Bf16, (outputs, inputs), true, 11);
+        let sizes = [WeightKind::Bf16, WeightKind::F16].map(|kind| [(kind, 70, 300), (kind, 33, 127)]);
+        for (kind, outputs, inputs) in sizes.into_iter().flatten() {
+            let narrow = layer(form, kind, (outputs, inputs), true, 11);
             let mut wide = PackedLinear::for_kernel(kernel, outputs, inputs, WeightKind::F32).unwrap();
             wide.pack_rows(0, Matrix::new(&narrow.weights, outputs, inputs).unwrap(), &threads).unwrap();
             wide.set_bias(Some(&narrow.bias)).unwrap();
@@ -287,6 +288,67 @@ fn weights_of_16_bits_give_the_bits_of_the_same_numbers_in_32() {
             }
         }
     }
+}
+
+/// Every number of 16 bits stays what it is, given as bytes of any number of rows, or as numbers.
+#[test]
+fn weights_of_16_bits_are_packed_as_they_are() {
+    let threads = Threads::new(2).unwrap();
+    for kernel in Kernel::available() {
+        for (outputs, inputs) in [(96, 1024), (70, 300), (33, 127), (1, 1)] {
+            let bits: Vec<u16> = (0..outputs * inputs).map(|i| (i * 40_503 % 65_536) as u16).collect();
+            for kind in [WeightKind::Bf16, WeightKind::F16] {
+                let is_half = kind == WeightKind::F16;
+                let expected: Vec<u32> = bits
+                    .iter()
+                    .map(|&bits| {
+                        if is_half {
+                            f16::from_bits(bits).to_f32()
+                        } else {
+                            f32::from_bits(u32::from(bits) << 16)
+                        }
+                    })
+                    .map(f32::to_bits)
+                    .collect();
+                let fill_from = |first: usize| {
+                    let bits = &bits;
+                    move |row: usize, to: &mut [u8]| {
+                        for (to, bits) in to.chunks_exact_mut(2).zip(&bits[(first + row) * inputs..]) {
+                            to.copy_from_slice(&bits.to_le_bytes());
+                        }
+                    }
+                };
+                for cut in [0, outputs / 3, outputs] {
+                    let mut packed = PackedLinear::for_kernel(kernel, outputs, inputs, kind).unwrap();
+                    packed.pack_narrow_rows(cut, outputs - cut, &threads, fill_from(cut)).unwrap();
+                    packed.pack_narrow_rows(0, cut, &threads, fill_from(0)).unwrap();
+                    assert!(all_bits(&packed) == expected, "{} {kind:?}, cut at {cut}", kernel.name());
+                }
+                let mut packed = PackedLinear::for_kernel(kernel, outputs, inputs, kind).unwrap();
+                if is_half {
+                    let numbers: Vec<f16> = bits.iter().map(|&bits| f16::from_bits(bits)).collect();
+                    packed.pack_rows(0, Matrix::new(&numbers, outputs, inputs).unwrap(), &threads).unwrap();
+                } else {
+                    let numbers: Vec<bf16> = bits.iter().map(|&bits| bf16::from_bits(bits)).collect();
+                    packed.pack_rows(0, Matrix::new(&numbers, outputs, inputs).unwrap(), &threads).unwrap();
+                }
+                assert!(all_bits(&packed) == expected, "{} {kind:?} as numbers", kernel.name());
+            }
+        }
+    }
+    let mut wide = PackedLinear::new(3, 4, WeightKind::F32).unwrap();
+    let error = wide.pack_narrow_rows(0, 3, &threads, |_, _| {}).unwrap_err();
+    assert_eq!(error.to_string(), "weights are packed as F32, which are not numbers of 16 bits");
+}
+
+fn all_bits(packed: &PackedLinear) -> Vec<u32> {
+    let mut row = vec![0.0; packed.in_features()];
+    (0..packed.out_features())
+        .flat_map(|index| {
+            packed.unpack_row(index, &mut row).unwrap();
+            bits(&row)
+        })
+        .collect()
 }
 
 #[test]

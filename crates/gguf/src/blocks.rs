@@ -3,8 +3,8 @@
 
 use half::f16;
 
-/// Writes the whole numbers of a block, and gives the scale of each of its groups.
-pub(crate) type WholeBlock = fn(&[u8], &mut [i8], &mut dyn FnMut(usize, f32));
+/// Numbers of a small block.
+pub(crate) const SMALL: usize = 32;
 
 /// Writes the whole numbers of a block, and gives scale and minimum of each of its groups of 32.
 pub(crate) type MinimumBlock = fn(&[u8], &mut [i8], &mut dyn FnMut(usize, f32, f32));
@@ -59,21 +59,21 @@ fn fifth_bits(bits: u8) -> u64 {
 }
 
 /// `d`, then the halves: d · (q − 8).
-pub(crate) fn q4_0_whole(bytes: &[u8], numbers: &mut [i8], scale: &mut dyn FnMut(usize, f32)) {
-    scale(0, f16_at(bytes, 0));
-    *thirty_two(numbers) = nibbles(bytes, 2).map(|q| q as i8 - 8);
+pub(crate) fn q4_0_whole(bytes: &[u8], numbers: &mut [i8; SMALL]) -> f32 {
+    *numbers = nibbles(bytes, 2).map(|q| q as i8 - 8);
+    f16_at(bytes, 0)
 }
 
 /// `d`, fifth bits, halves: d · (q − 16).
-pub(crate) fn q5_0_whole(bytes: &[u8], numbers: &mut [i8], scale: &mut dyn FnMut(usize, f32)) {
-    scale(0, f16_at(bytes, 0));
-    *thirty_two(numbers) = fives(bytes, 2).map(|q| q as i8 - 16);
+pub(crate) fn q5_0_whole(bytes: &[u8], numbers: &mut [i8; SMALL]) -> f32 {
+    *numbers = fives(bytes, 2).map(|q| q as i8 - 16);
+    f16_at(bytes, 0)
 }
 
 /// `d`, then bytes: d · q.
-pub(crate) fn q8_0_whole(bytes: &[u8], numbers: &mut [i8], scale: &mut dyn FnMut(usize, f32)) {
-    scale(0, f16_at(bytes, 0));
-    *thirty_two(numbers) = bytes[2..].as_chunks::<32>().0[0].map(u8::cast_signed);
+pub(crate) fn q8_0_whole(bytes: &[u8], numbers: &mut [i8; SMALL]) -> f32 {
+    *numbers = bytes[2..].as_chunks::<32>().0[0].map(u8::cast_signed);
+    f16_at(bytes, 0)
 }
 
 /// What the halves of `IQ4_NL` stand for.
@@ -82,81 +82,82 @@ const IQ4_NL_CODE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 
 const MXFP4_CODE: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// `d`, then halves: d · code.
-pub(crate) fn iq4_nl_whole(bytes: &[u8], numbers: &mut [i8], scale: &mut dyn FnMut(usize, f32)) {
-    scale(0, f16_at(bytes, 0));
-    *thirty_two(numbers) = nibbles(bytes, 2).map(|q| IQ4_NL_CODE[usize::from(q)]);
+pub(crate) fn iq4_nl_whole(bytes: &[u8], numbers: &mut [i8; SMALL]) -> f32 {
+    *numbers = nibbles(bytes, 2).map(|q| IQ4_NL_CODE[usize::from(q)]);
+    f16_at(bytes, 0)
 }
 
 /// A byte of exponent, then halves: half of 2^(e − 127) · code.
-pub(crate) fn mxfp4_whole(bytes: &[u8], numbers: &mut [i8], scale: &mut dyn FnMut(usize, f32)) {
+pub(crate) fn mxfp4_whole(bytes: &[u8], numbers: &mut [i8; SMALL]) -> f32 {
+    *numbers = nibbles(bytes, 1).map(|q| MXFP4_CODE[usize::from(q)]);
     let exponent = u32::from(bytes[0]);
     // The least two are below the smallest normal number.
-    scale(0, f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 }));
-    *thirty_two(numbers) = nibbles(bytes, 1).map(|q| MXFP4_CODE[usize::from(q)]);
+    f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 })
 }
 
 /// 128 bytes of low halves, 64 of upper pairs of bits, 16 scales, `d`: d · scale · (q − 32), a scale for each 16.
-pub(crate) fn q6_k_whole(bytes: &[u8], numbers: &mut [i8], scale: &mut dyn FnMut(usize, f32)) {
+pub(crate) fn q6_k_whole(bytes: &[u8], numbers: &mut [i8; 256]) -> [f32; 16] {
     let mut factors = [[0; 2]; 16];
     let d = q6_k_levels(bytes, numbers, &mut factors);
-    for (group, [factor, _]) in factors.into_iter().enumerate() {
-        scale(group, d * f32::from(factor.cast_signed()));
-    }
+    factors.map(|[factor, _]| d * f32::from(factor.cast_signed()))
 }
 
 /// Its numbers, what `d` is multiplied by in each group (the first of two bytes, with a sign), and `d`.
-pub(crate) fn q6_k_levels(bytes: &[u8], numbers: &mut [i8], factors: &mut [[u8; 2]; 16]) -> f32 {
+pub(crate) fn q6_k_levels(bytes: &[u8], numbers: &mut [i8; 256], factors: &mut [[u8; 2]; 16]) -> f32 {
     let (low, high, scales) = (&bytes[..128], &bytes[128..192], &bytes[192..208]);
     for (factor, byte) in factors.iter_mut().zip(scales) {
         *factor = [*byte, 0];
     }
-    for ((low, high), out) in
-        low.chunks_exact(64).zip(high.chunks_exact(32)).zip(numbers.chunks_exact_mut(128))
-    {
-        for (i, high) in high.iter().enumerate() {
-            let quarters = [low[i] & 15, low[i + 32] & 15, low[i] >> 4, low[i + 32] >> 4];
-            for (quarter, low) in quarters.into_iter().enumerate() {
-                out[quarter * 32 + i] = (low | (high >> (2 * quarter) & 3) << 4) as i8 - 32;
+    // Arrays, of which the compiler takes many numbers at once.
+    let halves = low.as_chunks::<64>().0.iter().zip(high.as_chunks::<32>().0);
+    for ((low, high), out) in halves.zip(numbers.as_chunks_mut::<128>().0) {
+        let (low, quarters) = (low.as_chunks::<32>().0, out.as_chunks_mut::<32>().0);
+        for (quarter, out) in quarters.iter_mut().enumerate() {
+            for ((x, low), high) in out.iter_mut().zip(&low[quarter % 2]).zip(high) {
+                let low = if quarter < 2 { low & 15 } else { low >> 4 };
+                *x = (low | (high >> (2 * quarter) & 3) << 4) as i8 - 32;
             }
         }
     }
     f16_at(bytes, 208)
 }
 
-fn scaled<const N: usize, const GROUPS: usize>(bytes: &[u8], out: &mut [f32], whole: WholeBlock) {
-    let (mut numbers, mut scales) = ([0_i8; N], [0.0_f32; GROUPS]);
-    whole(bytes, &mut numbers, &mut |group, scale| scales[group] = scale);
-    for ((out, numbers), scale) in
-        out.chunks_exact_mut(N / GROUPS).zip(numbers.chunks_exact(N / GROUPS)).zip(scales)
-    {
-        for (x, q) in out.iter_mut().zip(numbers) {
-            *x = scale * f32::from(*q);
-        }
+fn scaled(bytes: &[u8], out: &mut [f32], whole: impl Fn(&[u8], &mut [i8; SMALL]) -> f32) {
+    let mut numbers = [0; SMALL];
+    let scale = whole(bytes, &mut numbers);
+    for (x, q) in out.iter_mut().zip(numbers) {
+        *x = scale * f32::from(q);
     }
 }
 
 pub(crate) fn q4_0(bytes: &[u8], out: &mut [f32]) {
-    scaled::<32, 1>(bytes, out, q4_0_whole);
+    scaled(bytes, out, q4_0_whole);
 }
 
 pub(crate) fn q5_0(bytes: &[u8], out: &mut [f32]) {
-    scaled::<32, 1>(bytes, out, q5_0_whole);
+    scaled(bytes, out, q5_0_whole);
 }
 
 pub(crate) fn q8_0(bytes: &[u8], out: &mut [f32]) {
-    scaled::<32, 1>(bytes, out, q8_0_whole);
+    scaled(bytes, out, q8_0_whole);
 }
 
 pub(crate) fn iq4_nl(bytes: &[u8], out: &mut [f32]) {
-    scaled::<32, 1>(bytes, out, iq4_nl_whole);
+    scaled(bytes, out, iq4_nl_whole);
 }
 
 pub(crate) fn mxfp4(bytes: &[u8], out: &mut [f32]) {
-    scaled::<32, 1>(bytes, out, mxfp4_whole);
+    scaled(bytes, out, mxfp4_whole);
 }
 
 pub(crate) fn q6_k(bytes: &[u8], out: &mut [f32]) {
-    scaled::<256, 16>(bytes, out, q6_k_whole);
+    let mut numbers = [0; 256];
+    let scales = q6_k_whole(bytes, &mut numbers);
+    for ((out, numbers), scale) in out.chunks_exact_mut(16).zip(numbers.as_chunks::<16>().0).zip(scales) {
+        for (x, q) in out.iter_mut().zip(numbers) {
+            *x = scale * f32::from(*q);
+        }
+    }
 }
 
 /// `d`, `m`, halves: d · q + m.

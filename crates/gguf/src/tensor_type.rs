@@ -183,22 +183,44 @@ impl TensorType {
             let (scales, numbers) = (scales.len(), numbers.len());
             return Err(BlockError::Groups { type_name, group_size, scales, numbers });
         }
-        let block: blocks::WholeBlock = match type_name {
-            "Q4_0" => blocks::q4_0_whole,
-            "Q5_0" => blocks::q5_0_whole,
-            "Q8_0" => blocks::q8_0_whole,
-            "IQ4_NL" => blocks::iq4_nl_whole,
-            "MXFP4" => blocks::mxfp4_whole,
-            _ => blocks::q6_k_whole,
-        };
-        let per_group = own / group_size;
-        let parts = bytes.chunks_exact(self.block_bytes).zip(numbers.chunks_exact_mut(self.block));
-        for ((bytes, numbers), scales) in parts.zip(scales.chunks_exact_mut(self.block / group_size)) {
-            block(bytes, numbers, &mut |group, scale| {
-                scales[group * per_group..(group + 1) * per_group].fill(scale);
-            });
+        match type_name {
+            "Q4_0" => self.small(bytes, numbers, scales, blocks::q4_0_whole),
+            "Q5_0" => self.small(bytes, numbers, scales, blocks::q5_0_whole),
+            "Q8_0" => self.small(bytes, numbers, scales, blocks::q8_0_whole),
+            "IQ4_NL" => self.small(bytes, numbers, scales, blocks::iq4_nl_whole),
+            "MXFP4" => self.small(bytes, numbers, scales, blocks::mxfp4_whole),
+            _ => {
+                let per_group = own / group_size;
+                let parts = bytes.chunks_exact(self.block_bytes).zip(numbers.as_chunks_mut().0);
+                for ((bytes, numbers), scales) in parts.zip(scales.chunks_exact_mut(16 * per_group)) {
+                    let of_groups = blocks::q6_k_whole(bytes, numbers);
+                    for (scales, scale) in scales.chunks_exact_mut(per_group).zip(of_groups) {
+                        scales.fill(scale);
+                    }
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Each small block's numbers, and its scale to as many places as groups of it are asked for.
+    fn small(
+        self,
+        bytes: &[u8],
+        numbers: &mut [i8],
+        scales: &mut [f32],
+        block: impl Fn(&[u8], &mut [i8; blocks::SMALL]) -> f32,
+    ) {
+        let (numbers, _) = numbers.as_chunks_mut();
+        let per_block = scales.len() / numbers.len().max(1);
+        let parts = bytes.chunks_exact(self.block_bytes).zip(numbers);
+        if per_block == 1 {
+            parts.zip(scales).for_each(|((bytes, numbers), scale)| *scale = block(bytes, numbers));
+            return;
+        }
+        for ((bytes, numbers), scales) in parts.zip(scales.chunks_exact_mut(per_block.max(1))) {
+            scales.fill(block(bytes, numbers));
+        }
     }
 
     /// The whole numbers of some blocks, and scale and minimum of each `group_size` of them: a number is
@@ -279,7 +301,7 @@ impl TensorType {
         }
         mins.fill(0.0);
         let per_block = if is_large { LARGE } else { SMALL };
-        let parts = bytes.chunks_exact(self.block_bytes).zip(numbers.chunks_exact_mut(self.block));
+        let parts = bytes.chunks_exact(self.block_bytes).zip(numbers.as_chunks_mut::<256>().0);
         let levels = scales.iter_mut().zip(factors.chunks_exact_mut(per_block));
         for (index, ((bytes, numbers), (scale, factors))) in parts.zip(levels).enumerate() {
             let Some(block) = block else {

@@ -45,6 +45,7 @@ mod tokenizer;
 mod tokenizer_pool;
 mod turn;
 mod weight_kind;
+mod word_rows;
 
 use pyo3::prelude::*;
 

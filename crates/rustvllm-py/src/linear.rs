@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use ::cpu_kernels::{
     Activation, Element, Epilogue, Kernel, LinearError, Matrix, OutRows, PackedLinear, Quantized,
-    QuantizedRow, Residual, ScaleForm, Threads, WeightElement, WeightKind, ZeroForm, bf16, linear::work,
+    QuantizedRow, Residual, ScaleForm, Threads, WeightElement, WeightKind, ZeroForm, bf16, f16, linear::work,
     read_once,
 };
 use ::gguf::{BlockError, TensorType};
@@ -21,6 +21,7 @@ use crate::{
     errors::linear_error,
     file_rows::FileRows,
     weight_kind::{kind_name, weight_kind},
+    word_rows::WordRows,
 };
 
 /// Multiplications from which on Python's lock is released meanwhile: about 20 µs of them.
@@ -127,6 +128,8 @@ impl CpuLinear {
     fn pack_rows(&mut self, py: Python<'_>, first_row: usize, weight: &Bound<'_, PyAny>) -> PyResult<()> {
         if PyBuffer::<f32>::get(weight).is_ok() {
             self.pack_rows_as::<f32, f32>(py, first_row, weight)
+        } else if self.layer.kind() == WeightKind::F16 {
+            self.pack_rows_as::<u16, f16>(py, first_row, weight)
         } else {
             self.pack_rows_as::<u16, bf16>(py, first_row, weight)
         }
@@ -187,64 +190,47 @@ impl CpuLinear {
         scales: &Bound<'_, PyAny>,
         zeros: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let kind = self.layer.kind();
-        let group_size = kind.group_size().ok_or_else(|| linear_error(LinearError::NotWhole { kind }))?;
+        self.whole_group_size()?;
         let numbers = Rows::<i8>::get("numbers", numbers)?
             .ok_or_else(|| PyTypeError::new_err("numbers must be an array of int8"))?;
-        let scales = Rows::<f32>::get("scales", scales)?
-            .ok_or_else(|| PyTypeError::new_err("scales must be an array of float32"))?;
         let in_features = self.layer.in_features();
         numbers.expect_columns(in_features)?;
-        scales.expect_shape(numbers.len, in_features.div_ceil(group_size))?;
         // SAFETY: the view keeps the memory; any byte is a number.
         let from = unsafe { std::slice::from_raw_parts(numbers.start::<i8>(), numbers.extent()) };
-        let scales_from = scales.token_rows::<f32>();
-        let zeros = zeros.map(|zeros| Rows::<f32>::new("zeros", zeros)).transpose()?;
-        if let Some(zeros) = &zeros {
-            zeros.expect_shape(numbers.len, in_features.div_ceil(group_size))?;
-        }
-        let has_zeros = matches!(kind, WeightKind::Quantized(form) if form.zeros != ZeroForm::Middle);
-        if zeros.is_some() != has_zeros {
-            let message = "zeros are given to weights that have none, or missing where weights have them";
-            return Err(PyValueError::new_err(message));
-        }
-        let threads = Arc::clone(&self.threads);
-        let layer = self.layer_to_fill()?;
-        if let WeightKind::Quantized(form) = kind {
-            if form.scales == ScaleForm::TwoLevel {
-                return Err(PyValueError::new_err(
-                    "scales in two levels come from blocks alone: see pack_blocks",
-                ));
-            }
-            let zeros_from = zeros.as_ref().map(Rows::token_rows::<f32>);
-            let num_groups = in_features.div_ceil(group_size);
-            let fill = |row: usize, to: &mut QuantizedRow| {
-                let QuantizedRow { numbers: to_numbers, scales: to_scales, offsets, .. } = to;
-                to_numbers.copy_from_slice(&from[row * numbers.stride..][..in_features]);
-                to_scales.copy_from_slice(&scales_from.data[row * scales_from.stride..][..num_groups]);
-                if let Some(zeros) = &zeros_from {
-                    let zeros = &zeros.data[row * zeros.stride..];
-                    let parts = offsets.iter_mut().zip(zeros).zip(&*to_scales);
-                    let is_point = form.zeros == ZeroForm::Point;
-                    parts.for_each(|((to, zero), scale)| *to = if is_point { *zero } else { zero * scale });
-                }
-            };
-            let num_rows = numbers.len;
-            return py
-                .detach(|| layer.pack_quantized_rows(first_row, num_rows, &threads, fill))
-                .map_err(linear_error);
-        }
-        let fill = |row: usize, to: &mut [i8], scales: &mut [f32]| {
-            to.copy_from_slice(&from[row * numbers.stride..][..to.len()]);
-            scales.copy_from_slice(&scales_from.data[row * scales_from.stride..][..scales.len()]);
-        };
-        py.detach(|| layer.pack_whole_rows(first_row, numbers.len, &threads, fill)).map_err(linear_error)
+        let row =
+            |row: usize, to: &mut [i8]| to.copy_from_slice(&from[row * numbers.stride..][..in_features]);
+        self.pack_whole_numbers(py, first_row, numbers.len, scales, zeros, row)
+    }
+
+    #[pyo3(signature = (first_row, words, layout, bits, less, scales, zeros=None, order=None))]
+    #[expect(clippy::too_many_arguments, reason = "they are what a tensor is made of")]
+    fn pack_words(
+        &mut self,
+        py: Python<'_>,
+        first_row: usize,
+        words: &Bound<'_, PyAny>,
+        layout: &str,
+        bits: usize,
+        less: u8,
+        scales: &Bound<'_, PyAny>,
+        zeros: Option<&Bound<'_, PyAny>>,
+        order: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.whole_group_size()?;
+        let words = Rows::<i32>::get("words", words)?
+            .ok_or_else(|| PyTypeError::new_err("words must be an array of int32"))?;
+        words.expect_contiguous()?;
+        // SAFETY: the view keeps the memory; any bits are a word.
+        let from = unsafe { std::slice::from_raw_parts(words.start::<u32>(), words.extent()) };
+        let order = order.map(|order| indices(py, order)).transpose()?;
+        let (shape, form) = ((words.len, words.width()), (layout, bits, less));
+        let rows = WordRows::new(from, shape, form, self.layer.in_features(), order)?;
+        let row = |row: usize, to: &mut [i8]| rows.write_row(row, to);
+        self.pack_whole_numbers(py, first_row, rows.num_rows, scales, zeros, row)
     }
 
     fn set_input_order(&mut self, order: &Bound<'_, PyAny>) -> PyResult<()> {
-        let view = native_buffer::<u32>(order)
-            .map_err(|error| PyTypeError::new_err(format!("order must be an array of uint32: {error}")))?;
-        let order = Python::attach(|py| view.to_vec(py))?;
+        let order = indices(order.py(), order)?;
         self.layer_to_fill()?.set_input_order(order).map_err(linear_error)
     }
 
@@ -330,6 +316,68 @@ impl CpuLinear {
         })
     }
 
+    /// Inputs that share a scale.
+    fn whole_group_size(&self) -> PyResult<usize> {
+        let kind = self.layer.kind();
+        kind.group_size().ok_or_else(|| linear_error(LinearError::NotWhole { kind }))
+    }
+
+    /// Pack rows whose whole numbers `row` writes.
+    fn pack_whole_numbers(
+        &mut self,
+        py: Python<'_>,
+        first_row: usize,
+        num_rows: usize,
+        scales: &Bound<'_, PyAny>,
+        zeros: Option<&Bound<'_, PyAny>>,
+        row: impl Fn(usize, &mut [i8]) + Sync,
+    ) -> PyResult<()> {
+        let (kind, group_size) = (self.layer.kind(), self.whole_group_size()?);
+        let num_groups = self.layer.in_features().div_ceil(group_size);
+        let scales = Rows::<f32>::get("scales", scales)?
+            .ok_or_else(|| PyTypeError::new_err("scales must be an array of float32"))?;
+        scales.expect_shape(num_rows, num_groups)?;
+        let scales_from = scales.token_rows::<f32>();
+        let zeros = zeros.map(|zeros| Rows::<f32>::new("zeros", zeros)).transpose()?;
+        if let Some(zeros) = &zeros {
+            zeros.expect_shape(num_rows, num_groups)?;
+        }
+        let has_zeros = matches!(kind, WeightKind::Quantized(form) if form.zeros != ZeroForm::Middle);
+        if zeros.is_some() != has_zeros {
+            let message = "zeros are given to weights that have none, or missing where weights have them";
+            return Err(PyValueError::new_err(message));
+        }
+        let threads = Arc::clone(&self.threads);
+        let layer = self.layer_to_fill()?;
+        if let WeightKind::Quantized(form) = kind {
+            if form.scales == ScaleForm::TwoLevel {
+                return Err(PyValueError::new_err(
+                    "scales in two levels come from blocks alone: see pack_blocks",
+                ));
+            }
+            let zeros_from = zeros.as_ref().map(Rows::token_rows::<f32>);
+            let fill = |index: usize, to: &mut QuantizedRow| {
+                let QuantizedRow { numbers, scales: to_scales, offsets, .. } = to;
+                row(index, numbers);
+                to_scales.copy_from_slice(&scales_from.data[index * scales_from.stride..][..num_groups]);
+                if let Some(zeros) = &zeros_from {
+                    let zeros = &zeros.data[index * zeros.stride..];
+                    let parts = offsets.iter_mut().zip(zeros).zip(&*to_scales);
+                    let is_point = form.zeros == ZeroForm::Point;
+                    parts.for_each(|((to, zero), scale)| *to = if is_point { *zero } else { zero * scale });
+                }
+            };
+            return py
+                .detach(|| layer.pack_quantized_rows(first_row, num_rows, &threads, fill))
+                .map_err(linear_error);
+        }
+        let fill = |index: usize, to: &mut [i8], scales: &mut [f32]| {
+            row(index, to);
+            scales.copy_from_slice(&scales_from.data[index * scales_from.stride..][..scales.len()]);
+        };
+        py.detach(|| layer.pack_whole_rows(first_row, num_rows, &threads, fill)).map_err(linear_error)
+    }
+
     /// Pack rows whose bytes `row_of` gives to what it is called with.
     fn pack_rows_of_blocks(
         &mut self,
@@ -340,7 +388,15 @@ impl CpuLinear {
         row_of: &(impl Fn(usize, &mut dyn FnMut(&[u8])) + Sync),
     ) -> PyResult<()> {
         let (kind, in_features) = (self.layer.kind(), self.layer.in_features());
-        let group_size = kind.group_size().ok_or_else(|| linear_error(LinearError::NotWhole { kind }))?;
+        if matches!((kind, tensor_type.name()), (WeightKind::F16, "F16") | (WeightKind::Bf16, "BF16")) {
+            let threads = Arc::clone(&self.threads);
+            let layer = self.layer_to_fill()?;
+            let fill = |row: usize, to: &mut [u8]| row_of(row, &mut |bytes| to.copy_from_slice(bytes));
+            return py
+                .detach(|| layer.pack_narrow_rows(first_row, num_rows, &threads, fill))
+                .map_err(linear_error);
+        }
+        let group_size = self.whole_group_size()?;
         let no_row = vec![0; in_features / tensor_type.block() * tensor_type.block_bytes()];
         let groups = in_features.div_ceil(group_size);
         let threads = Arc::clone(&self.threads);
@@ -454,6 +510,13 @@ impl CpuLinear {
         let done = if work(layer, num_rows) >= MIN_WORK_TO_DETACH { py.detach(compute) } else { compute() };
         done.map_err(linear_error)
     }
+}
+
+/// An array of whole numbers without a sign.
+fn indices(py: Python<'_>, order: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    let view = native_buffer::<u32>(order)
+        .map_err(|error| PyTypeError::new_err(format!("order must be an array of uint32: {error}")))?;
+    view.to_vec(py)
 }
 
 /// A row of blocks in the form of a layer.

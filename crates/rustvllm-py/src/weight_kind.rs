@@ -10,6 +10,7 @@ pub(crate) fn kind_name(kind: WeightKind) -> &'static str {
     match kind {
         WeightKind::F32 => "f32",
         WeightKind::Bf16 => "bf16",
+        WeightKind::F16 => "f16",
         WeightKind::Int8 { .. } => "int8",
         WeightKind::W8A8 { .. } => "w8a8",
         WeightKind::Quantized(form) => match (form.bits, form.rounds_activations) {
@@ -33,11 +34,15 @@ pub(crate) fn weight_kind(
 ) -> PyResult<WeightKind> {
     let refused = |message: String| Err(PyValueError::new_err(message));
     let (bits, rounds_activations) = match kind {
-        "f32" | "bf16" => {
+        "f32" | "bf16" | "f16" => {
             if let Some(group_size) = group_size {
                 return Err(linear_error(LinearError::Group { group_size }));
             }
-            return Ok(if kind == "f32" { WeightKind::F32 } else { WeightKind::Bf16 });
+            return Ok(match kind {
+                "f32" => WeightKind::F32,
+                "bf16" => WeightKind::Bf16,
+                _ => WeightKind::F16,
+            });
         }
         "int8" => (8, false),
         "w8a8" => (8, true),
@@ -47,7 +52,7 @@ pub(crate) fn weight_kind(
         "w6a8" => (6, true),
         _ => {
             return refused(format!(
-                "kind is {kind:?}, but it must be f32, bf16, int8, w8a8, int6, w6a8, int4 or w4a8"
+                "kind is {kind:?}, but it must be f32, bf16, f16, int8, w8a8, int6, w6a8, int4 or w4a8"
             ));
         }
     };

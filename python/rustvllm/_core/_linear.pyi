@@ -41,7 +41,7 @@ class PackedLinear:
         threads: CpuThreads,
         out_features: int,
         in_features: int,
-        kind: Literal["f32", "bf16", "int8", "w8a8", "int6", "w6a8", "int4", "w4a8"],
+        kind: Literal["f32", "bf16", "f16", "int8", "w8a8", "int6", "w6a8", "int4", "w4a8"],
         group_size: int | None = None,
         *,
         scales: Literal["f32", "f16", "bf16", "two-level"] | None = None,
@@ -66,7 +66,7 @@ class PackedLinear:
     @property
     def in_features(self) -> int: ...
     @property
-    def kind(self) -> Literal["f32", "bf16", "int8", "w8a8", "int6", "w6a8", "int4", "w4a8"]: ...
+    def kind(self) -> Literal["f32", "bf16", "f16", "int8", "w8a8", "int6", "w6a8", "int4", "w4a8"]: ...
     @property
     def has_form(self) -> bool:
         """Whether weights have more than ``int8``: 4 bits, scales of 16 bits, zero points or minima."""
@@ -151,6 +151,26 @@ class PackedLinear:
 
         Raises ``ValueError`` for another kind, lengths that do not fit, numbers that 4 bits do not hold, and scales
         that are not finite or not of the 16 bits that they are kept in.
+        """
+    def pack_words(
+        self,
+        first_row: int,
+        words: npt.NDArray[np.int32],
+        layout: Literal["awq", "gptq", "packed"],
+        bits: int,
+        less: int,
+        scales: npt.NDArray[np.float32],
+        zeros: npt.NDArray[np.float32] | None = None,
+        order: npt.NDArray[np.uint32] | None = None,
+    ) -> None:
+        """Pack all rows of a part from words of 32 bits, as ``pack_whole`` packs the numbers in them, less ``less``.
+
+        ``words`` is ``[inputs, outputs · bits / 32]`` of ``awq`` (4 bits), ``[inputs · bits / 32, outputs]`` of
+        ``gptq`` and ``[outputs, words of the inputs]`` of ``packed``, contiguous. ``order`` is that of
+        ``set_input_order``, for numbers that lie in the order of the inputs.
+
+        Raises ``ValueError`` for another layout, words that do not hold rows of the layer's inputs, and as
+        ``pack_whole``.
         """
     def set_input_order(self, order: npt.NDArray[np.uint32]) -> None:
         """Have groups whose inputs lie apart: place ``k`` of a row for ``pack_whole`` is that of input ``order[k]``.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -14,10 +14,13 @@ from rustvllm.config.checkpoint_forms import KeptLayer
 from rustvllm.config.whole_forms import NumberForm
 from rustvllm.worker.host_resources import num_compute_threads
 
-SAMPLE_BYTES: Final = 96 << 20
-"""Of a form are measured together: more than processors keep near them."""
-MEASURE_SECONDS: Final = 0.08
-"""A form is measured so long."""
+SAMPLE_BYTES: Final = 256 << 20
+"""Of a model's layers are made and read by turns, as a step reads them: several times what processors keep near them.
+A smaller model finds as much there as it does in a step."""
+MEASURE_SECONDS: Final = 0.25
+"""So long they are read."""
+NUM_WINDOWS: Final = 5
+"""Parts of that time; the best one counts, for who else computes meanwhile is not this model's."""
 STEP_SECONDS: Final = 0.25e-3
 """What a step takes besides: scheduling, sampling, the answer."""
 LAYER_SECONDS: Final = 12e-6
@@ -37,36 +40,62 @@ def best_token_seconds(layers: Sequence[KeptLayer], hidden_size: int, num_layers
         num_layers: Of the decoder.
     """
     read = [layer for layer in layers if layer.is_read and layer.num_parameters >= SMALLEST_LAYER]
-    threads = _core.CpuThreads(num_compute_threads())
-    count: Counter[tuple[NumberForm | None, int]] = Counter()
-    numbers: Counter[tuple[NumberForm | None, int]] = Counter()
+    groups: dict[tuple[NumberForm | None, int], _Group] = {}
     for layer in read:
-        count[layer.form, layer.item_bytes] += 1
-        numbers[layer.form, layer.item_bytes] += layer.num_parameters
-    seconds = STEP_SECONDS + num_layers * LAYER_SECONDS
-    for (form, item_bytes), total in numbers.items():
+        group = groups.setdefault((layer.form, layer.item_bytes), _Group(layer.form, layer.item_bytes))
+        group.count += 1
+        group.numbers += layer.num_parameters
+    return STEP_SECONDS + num_layers * LAYER_SECONDS + _products_seconds(list(groups.values()), hidden_size)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Layers of one form: how many, and all their numbers."""
+
+    form: NumberForm | None
+    item_bytes: int
+    count: int = 0
+    numbers: int = 0
+
+
+def _products_seconds(groups: Sequence[_Group], hidden_size: int) -> float:
+    """Of the products of one row with all layers: from as many of each form's as are its share of a sample."""
+    threads = _core.CpuThreads(num_compute_threads())
+    inputs = -(-hidden_size // _UNIT) * _UNIT
+    sizes = {id(group): _num_bytes(group, group.numbers // inputs, inputs) for group in groups}
+    share = min(SAMPLE_BYTES / max(sum(sizes.values()), 1), 1.0)
+    sample: list[tuple[list[_core.PackedLinear], float]] = []  # with how much more the model has
+    for group in groups:
+        outputs = max(group.numbers // group.count // inputs, 1)
+        num_measured = max(round(group.count * share), 1)
         # A head is much larger than other layers: there are pieces of at most a sample's size.
-        outputs = max(total // count[form, item_bytes] // hidden_size, 1)
-        seconds += _seconds(threads, form, item_bytes, outputs, hidden_size, total)
-    return seconds
+        outputs = min(outputs, max(int(SAMPLE_BYTES / max(_num_bytes(group, 1, inputs), 1)), 1))
+        layers = _layers(threads, group, (outputs, inputs), num_measured)
+        sample.append((layers, group.numbers / (num_measured * outputs * inputs)))
+    x = np.full((1, inputs), 0.01, np.float32)
+    outs = [np.empty((1, layers[0].out_features), np.float32) for layers, _ in sample]
+    best = float("inf")
+    for _ in range(NUM_WINDOWS):
+        total, num_passes, end = 0.0, 0, time.perf_counter() + MEASURE_SECONDS / NUM_WINDOWS
+        while num_passes == 0 or time.perf_counter() < end:
+            for (layers, more), out in zip(sample, outs, strict=True):
+                begin = time.perf_counter()
+                for layer in layers:
+                    layer.forward(x, out)
+                total += more * (time.perf_counter() - begin)
+            num_passes += 1
+        best = min(best, total / num_passes)
+    return best if sample else 0.0
 
 
-def _seconds(
-    threads: _core.CpuThreads, form: NumberForm | None, item_bytes: int, outputs: int, inputs: int, total: int
-) -> float:
-    """Of the products of one row with all layers of a form, from those with as many as are a sample."""
-    inputs = -(-inputs // _UNIT) * _UNIT
-    each = form.num_bytes(outputs, inputs) if form is not None else outputs * inputs * item_bytes
-    num_measured = max(min(SAMPLE_BYTES // max(each, 1), total // (outputs * inputs)), 1)
-    packed = [_packed(threads, form, item_bytes, outputs, inputs) for _ in range(num_measured)]
-    x, out = np.full((1, inputs), 0.01, np.float32), np.empty((1, outputs), np.float32)
-    least, end = float("inf"), time.perf_counter() + MEASURE_SECONDS
-    while time.perf_counter() < end:
-        begin = time.perf_counter()
-        for layer in packed:
-            layer.forward(x, out)
-        least = min(least, time.perf_counter() - begin)
-    return least * total / (num_measured * outputs * inputs)
+def _num_bytes(group: _Group, outputs: int, inputs: int) -> int:
+    if group.form is None:
+        return outputs * inputs * group.item_bytes
+    return group.form.num_bytes(outputs, inputs)
+
+
+def _layers(threads: _core.CpuThreads, group: _Group, shape: tuple[int, int], count: int) -> list[_core.PackedLinear]:
+    return [_packed(threads, group.form, group.item_bytes, *shape) for _ in range(count)]
 
 
 def _packed(

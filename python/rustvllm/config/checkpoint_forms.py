@@ -71,7 +71,7 @@ def read_forms(path: Path, how: StoredQuantization | None = None) -> list[Stored
     return forms if how is None else _joined(forms, how)
 
 
-_BF16_BYTES: Final = 2
+_NARROW_BYTES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def kept_layers(forms: Sequence[StoredForm], item_bytes: int) -> list[KeptLayer]
     """What the weights become on the CPU.
 
     Whole numbers with scales stay as they are, if all that one layer is fused of is such, and so do layers and
-    embeddings in bfloat16; everything else is held in the model's type.
+    embeddings in 16 bits; everything else is held in the model's type.
 
     Args:
         forms: Of the checkpoint.
@@ -120,12 +120,12 @@ def kept_layers(forms: Sequence[StoredForm], item_bytes: int) -> list[KeptLayer]
     for parts in layers.values():
         found = [part.form for part in parts if part.form is not None]
         common = common_form(found) if len(found) == len(parts) else None
-        is_narrow = item_bytes > _BF16_BYTES and all(part.kind == "BF16" for part in parts)
+        is_narrow = item_bytes > _NARROW_BYTES and {part.kind for part in parts} in ({"BF16"}, {"F16"})
         is_looked_up = parts[0].name.endswith(_POSITIONS) or (parts[0].is_embedding and not is_tied)
         count = sum(part.num_parameters for part in parts)
         stays = is_looked_up and parts[0].kind in WHOLE_TYPES
         stored = sum(part.num_bytes for part in parts) if stays else None
-        kept.append(KeptLayer(count, common, _BF16_BYTES if is_narrow else item_bytes, not is_looked_up, stored))
+        kept.append(KeptLayer(count, common, _NARROW_BYTES if is_narrow else item_bytes, not is_looked_up, stored))
     return kept
 
 

@@ -19,7 +19,7 @@ from rustvllm.layers.linear import LinearKernel, UnpackingKernel, plain_linear
 
 CORE_DTYPES = (torch.float32, torch.bfloat16)
 """What the core's products take and give."""
-WeightKind = Literal["f32", "bf16", "int8", "w8a8", "int6", "w6a8", "int4", "w4a8"]
+WeightKind = Literal["f32", "bf16", "f16", "int8", "w8a8", "int6", "w6a8", "int4", "w4a8"]
 """What a number of a packed weight is; int8 and int4 have a scale per output, or per output and group of inputs, int6
 per group of 16. So have w8a8, w4a8 and w6a8, which round the activations to 8 bits, too."""
 _KINDS: dict[int, tuple[WeightKind, WeightKind]] = {8: ("int8", "w8a8"), 6: ("int6", "w6a8"), 4: ("int4", "w4a8")}
@@ -195,7 +195,7 @@ class CoreLinear:
     @property
     def takes_matrix_unit(self) -> bool:
         """Whether ``use_matrix_unit`` decides anything: for rounded activations the core knows itself when it pays."""
-        return self.packed.kind in ("f32", "bf16", "int8") and not self._is_quantized and self.has_matrix_unit()
+        return self.packed.kind in ("f32", "bf16", "f16", "int8") and not self._is_quantized and self.has_matrix_unit()
 
     def use_matrix_unit(self, num_rows: int | None) -> None:
         """Have the matrix unit compute batches of at least so many rows; None disables it."""

@@ -4,7 +4,7 @@ While a model is loaded each layer is packed for the core as soon as its last nu
 no weight is there twice. When all are there, the contenders are measured for each shape of layer
 (``cpu_linear_choice``), and layers of a shape that another one computes faster are packed again for that one. An
 embedding that is the head, too, is looked up in the head's packed weight if that has the stored numbers; otherwise it
-stays, in addition to the head's copy. One that is stored as bfloat16 stays so.
+stays, in addition to the head's copy. What is stored in 16 bits stays so in a model of float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from rustvllm import _core
 from rustvllm.config.whole_forms import NumberForm
-from rustvllm.layers.cpu_bf16_layers import Bf16Layers
 from rustvllm.layers.cpu_embedding import NarrowEmbedding, PackedEmbedding
 from rustvllm.layers.cpu_linear import (
     CORE_DTYPES,
@@ -32,10 +31,12 @@ from rustvllm.layers.cpu_linear import (
     kind_of,
 )
 from rustvllm.layers.cpu_linear_choice import PLAIN, Choice, best_matrix_rows, choose, measure
+from rustvllm.layers.cpu_linear_log import log_narrow_products, log_rounding
+from rustvllm.layers.cpu_narrow_layers import NARROW_KINDS, NarrowLayers
 from rustvllm.layers.cpu_whole_layers import WholeLayers
 from rustvllm.layers.linear import Embedding, Linear, LinearKernel
 from rustvllm.layers.parallel import RowLinear
-from rustvllm.layers.whole_rows import FileRows, WholeForm, storage_of
+from rustvllm.layers.whole_rows import FileRows, StoredWords, WholeForm, storage_of
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -121,13 +122,13 @@ class LinearPacker:
         self._head_bytes = 0 if embedding is None else embedding.nbytes
         self._room = room
         self._saved_bytes = self._saved_table_bytes = 0
-        self._bf16: frozenset[int] = frozenset()  # storages of weights in float32 whose numbers are all bfloat16
+        self._narrow: dict[int, torch.dtype] = {}  # storages of weights in float32 whose numbers all have 16 bits
         self._missing: dict[int, tuple[Linear, list[int]]] = {}
         self._to_measure: dict[Shape, list[Linear]] = {}
         self._to_tune: dict[tuple[Shape, int | None, str], list[Linear]] = {}  # with group and kind
         self._others: deque[Linear] = deque()  # read by turns to push a weight out of the caches
         self._whole: WholeLayers | None = None
-        self._as_stored: Bf16Layers | None = None
+        self._as_stored: NarrowLayers | None = None
         self._packed: list[tuple[str, int, int]] = []  # kernels, bytes of copies, bytes of second copies
 
     def resident_bytes(self, plain_bytes: int) -> int:
@@ -148,7 +149,7 @@ class LinearPacker:
         model: nn.Module,
         embedding: Tensor | None,
         forms: Sequence[tuple[Tensor, WholeForm | None]],
-        bf16: Sequence[Tensor] = (),
+        narrow: Sequence[tuple[Tensor, torch.dtype]] = (),
     ) -> None:
         """Choose the layers that are kept as they are stored; to be called for every model anew.
 
@@ -156,9 +157,9 @@ class LinearPacker:
             model: With or without memory.
             embedding: As in the constructor.
             forms: Every stored tensor of the model, with how its numbers have scales, if they are whole.
-            bf16: Those of them that are stored as bfloat16.
+            narrow: Those of them that are stored in 16 bits, and in which type.
         """
-        self._whole, self._as_stored, self._bf16 = None, None, frozenset()
+        self._whole, self._as_stored, self._narrow = None, None, {}
         self._saved_bytes = self._saved_table_bytes = 0
         if self._options.kernel not in (None, "core") or _model_dtype(model) not in CORE_DTYPES:
             return
@@ -167,28 +168,36 @@ class LinearPacker:
         self._whole = whole if len(whole) else None
         if _model_dtype(model) == torch.float32:
             parts = Counter(storage_of(tensor) for tensor, _ in forms)
-            narrow = Counter(map(storage_of, bf16))
-            self._bf16 = frozenset(storage for storage, count in narrow.items() if count == parts[storage])
-        linears = [module.weight for module in model.modules() if isinstance(module, Linear)]
-        kept = [weight for weight in linears if weight is not embedding and self._keeps_bf16(weight)]
-        self._as_stored = Bf16Layers(self._threads, kept, [tensor for tensor, _ in forms])
-        for module in model.modules():
+            found = Counter((storage_of(tensor), dtype) for tensor, dtype in narrow)
+            self._narrow = {storage: dtype for (storage, dtype), count in found.items() if count == parts[storage]}
+        modules = [module for module in model.modules() if isinstance(module, Linear | Embedding)]
+        linears = [module.weight for module in modules if isinstance(module, Linear)]
+        looked_up = [module.weight for module in modules if isinstance(module, Embedding)]
+        tables = [
+            table for table in looked_up if table is not embedding and self._narrow.get(storage_of(table)) is not None
+        ]
+        kept = [weight for weight in linears if weight is not embedding and self._kept_kind(weight) is not None]
+        types = [(weight, self._narrow[storage_of(weight)]) for weight in (*kept, *tables)]
+        self._as_stored = NarrowLayers(self._threads, types, tables, [tensor for tensor, _ in forms])
+        for module in modules:
             if isinstance(module, Embedding) and (table := whole.form_of(module.weight)) is not None:
                 self._saved_table_bytes += module.weight.nbytes - table.num_bytes(*_shape(module.weight))
-            elif isinstance(module, Embedding) and storage_of(module.weight) in self._bf16:
+            elif isinstance(module, Embedding) and storage_of(module.weight) in self._narrow:
                 self._saved_table_bytes += module.weight.nbytes // 2
             if not isinstance(module, Linear) or module.weight is embedding:
                 continue
             form = whole.form_of(module.weight)
             if form is not None:
                 self._saved_bytes += module.weight.nbytes - form.num_bytes(*_shape(module.weight))
-            elif self._keeps_bf16(module.weight):
+            elif self._kept_kind(module.weight) is not None:
                 self._saved_bytes += module.weight.nbytes // 2
 
-    def _keeps_bf16(self, weight: Tensor) -> bool:
-        """Whether a weight in float32 is packed as bfloat16, which loses nothing: so it was stored."""
-        is_asked_for = self._options.kind is None
-        return is_asked_for and storage_of(weight) in self._bf16 and weight.numel() >= NOT_WORTH_PACKING
+    def _kept_kind(self, weight: Tensor) -> WeightKind | None:
+        """In which 16 bits a weight of a model in float32 is packed, which loses nothing: so it was stored."""
+        dtype = self._narrow.get(storage_of(weight))
+        if dtype is None or self._options.kind is not None or weight.numel() < NOT_WORTH_PACKING:
+            return None
+        return NARROW_KINDS[dtype]
 
     @property
     def packs_rows(self) -> bool:
@@ -221,14 +230,21 @@ class LinearPacker:
 
     def table_rows(self, target: Tensor, type_name: str, row_bytes: int) -> Tensor | None:
         """See ``WholeLayers.table_rows``."""
+        if self._as_stored is not None and self._as_stored.takes(target):
+            return self._as_stored.table_rows(target)
         return None if self._whole is None else self._whole.table_rows(target, type_name, row_bytes)
 
     def takes_file(self, target: Tensor) -> bool:
         """See ``WholeLayers.takes_file``."""
+        if self._as_stored is not None and self._as_stored.takes(target):
+            return self._as_stored.takes_file(target)
         return self._whole is not None and self._whole.takes_file(target)
 
     def pack_file(self, target: Tensor, num_rows: int, first_row: int, rows: FileRows) -> None:
         """Take rows of a tensor out of a file; see ``WholeLayers.pack_file``."""
+        if self._as_stored is not None and self._as_stored.takes(target):
+            self._as_stored.pack_file(target, num_rows, first_row, rows)
+            return
         assert self._whole is not None
         self._whole.pack_file(target, num_rows, first_row, rows)
 
@@ -236,6 +252,15 @@ class LinearPacker:
         """Take rows of a tensor as whole numbers and scales; see ``WholeLayers.pack_whole``."""
         assert self._whole is not None
         self._whole.pack_whole(target, first_row, numbers, scales, zeros)
+
+    def takes_words(self, target: Tensor, form: NumberForm) -> bool:
+        """See ``WholeLayers.takes_words``."""
+        return self._whole is not None and self._whole.takes_words(target, form)
+
+    def pack_words(self, target: Tensor, words: StoredWords) -> None:
+        """Take a tensor as the words that it is stored in; see ``WholeLayers.pack_words``."""
+        assert self._whole is not None
+        self._whole.pack_words(target, words)
 
     def make_room(self, model: nn.Module) -> None:
         """See ``LayerPacker.make_room``: nothing was left out, since pages that nothing was written to take none."""
@@ -276,37 +301,37 @@ class LinearPacker:
             The kernel of a head that is the embedding and no layer of its own.
         """
         self._missing.clear()
-        heads: list[Linear] = []
-        for linear in model.modules():
-            if isinstance(linear, Linear) and linear.weight is embedding:
-                heads.append(linear)
-            elif isinstance(linear, Linear) and linear.kernel is None:
+        modules = [module for module in model.modules() if isinstance(module, Linear | Embedding)]
+        linears = [module for module in modules if isinstance(module, Linear)]
+        heads = [linear for linear in linears if linear.weight is embedding]
+        for linear in linears:
+            if linear.weight is not embedding and linear.kernel is None:
                 self._pack(linear)
         begin = time.perf_counter()
         measured = (*self._to_measure.values(), *self._to_tune.values())
         self._others.extend(linear for linears in measured for linear in linears)
-        for (_, group, _), linears in self._to_tune.items():
-            self._tune(linears, group)
-        measures_head = embedding is not None and _is_measured(_shape(embedding))
+        for (_, group, _), alike in self._to_tune.items():
+            self._tune(alike, group)
+        measures_head = embedding is not None and self._measures_head(embedding)
         rate = self._reading_rate() if self._to_measure or measures_head else math.inf
-        for shape, linears in self._to_measure.items():
-            self._choose(shape, linears, rate)
+        for shape, alike in self._to_measure.items():
+            self._choose(shape, alike, rate)
         self._to_measure.clear()
         self._to_tune.clear()
         head, has_stored_numbers = (None, False) if embedding is None else self._make_head(embedding, rate)
         for linear in heads:
             linear.kernel = head
-        for module in model.modules():
+        for module in modules:
             if isinstance(module, Embedding):
                 packed = head if has_stored_numbers and module.weight is embedding else None
                 self._shrink(module, packed)
         self._log_summary(time.perf_counter() - begin)
-        kernels = [module.kernel for module in model.modules() if isinstance(module, Linear)]
+        kernels = [linear.kernel for linear in linears]
         kernels += [] if heads else [head]
         if self._options.round_activations:
-            _log_rounding(kernels)
+            log_rounding(kernels)
         if _model_dtype(model) == torch.bfloat16:
-            _log_narrow_products(kernels)
+            log_narrow_products(kernels)
         return None if heads else head
 
     def _pack(self, linear: Linear) -> None:
@@ -319,12 +344,12 @@ class LinearPacker:
                 self._to_tune.setdefault(key, []).append(linear)
             linear.release_weight()
             return
-        if self._keeps_bf16(weight):
+        if (kind := self._kept_kind(weight)) is not None:
             kernel = None if self._as_stored is None else self._as_stored.take(weight, linear.bias)
-            linear.kernel = kernel = kernel or CoreLinear(self._threads, weight, linear.bias, "bf16")
+            linear.kernel = kernel = kernel or CoreLinear(self._threads, weight, linear.bias, kind)
             self._packed.append(("core", kernel.nbytes, 0))
             if _is_measured(_shape(weight)):
-                self._to_tune.setdefault((_shape(weight), None, "bf16"), []).append(linear)
+                self._to_tune.setdefault((_shape(weight), None, kind), []).append(linear)
             linear.release_weight()
             return
         if name is None and weight.dtype in CORE_DTYPES and weight.numel() >= NOT_WORTH_PACKING:
@@ -340,8 +365,8 @@ class LinearPacker:
             if linear.kernel is None:
                 linear.kernel = self._kernel(Choice.always(name or PLAIN), weight, linear.bias, has_plain=False)
             if name == "core" and _is_measured(_shape(weight)):
-                kind = "" if not isinstance(linear.kernel, CoreLinear) else linear.kernel.packed.kind
-                self._to_tune.setdefault((_shape(weight), None, kind), []).append(linear)
+                packed_as = "" if not isinstance(linear.kernel, CoreLinear) else linear.kernel.packed.kind
+                self._to_tune.setdefault((_shape(weight), None, packed_as), []).append(linear)
         if name not in (None, PLAIN):
             linear.release_weight()
 
@@ -392,11 +417,21 @@ class LinearPacker:
             table.kernel = PackedEmbedding(packed, dtype)
         elif self._whole is not None and (kept := self._whole.take_table(table.weight)) is not None:
             table.kernel = kept
-        elif storage_of(table.weight) in self._bf16:
-            table.kernel = NarrowEmbedding(table.weight.to(torch.bfloat16), dtype)
+        elif self._as_stored is not None and (narrow := self._as_stored.take_table(table.weight)) is not None:
+            table.kernel = narrow
+        elif (stored := self._narrow.get(storage_of(table.weight))) is not None:
+            table.kernel = NarrowEmbedding(table.weight.to(stored), dtype)
         else:
             return
         table.release_weight()
+
+    def _measures_head(self, embedding: Tensor) -> bool:
+        """Whether contenders are measured for a head that is the embedding."""
+        is_kept = self._kept_kind(embedding) is not None or (
+            self._whole is not None and self._whole.form_of(embedding) is not None
+        )
+        is_open = self._options.kernel is None and embedding.dtype in CORE_DTYPES
+        return is_open and not is_kept and _is_measured(_shape(embedding))
 
     def _make_head(self, embedding: Tensor, rate: float) -> tuple[LinearKernel, bool]:
         """What computes a head that is the embedding, and whether it keeps the stored numbers as they are."""
@@ -405,14 +440,14 @@ class LinearPacker:
             if _is_measured(_shape(embedding)):
                 whole.use_matrix_unit(self._matrix_rows_of(whole, embedding.dtype, self._group_of(embedding)))
             return whole, True
-        if self._keeps_bf16(embedding):
-            kernel = CoreLinear(self._threads, embedding, None, "bf16")
+        if (kind := self._kept_kind(embedding)) is not None:
+            kernel = CoreLinear(self._threads, embedding, None, kind)
             self._packed.append(("core", kernel.nbytes, 0))
             if _is_measured(_shape(embedding)):
                 kernel.use_matrix_unit(self._matrix_rows_of(kernel, embedding.dtype, None))
             return kernel, True
         shape, choice = _shape(embedding), Choice.always(self._options.kernel or PLAIN)
-        if self._options.kernel is None and embedding.dtype in CORE_DTYPES and _is_measured(shape):
+        if self._measures_head(embedding):
             piece = embedding[: self._sample_outputs(shape, embedding.dtype)]
             choice = self._measure(piece, shape, rate, has_plain=True, room_for=self._room // embedding.nbytes)
         head = self._kernel(choice, embedding, None, has_plain=True)
@@ -446,7 +481,7 @@ class LinearPacker:
             return None
         shape = (kernel.packed.out_features, kernel.packed.in_features)
         piece = kernel.unpack(min(self._sample_outputs(shape, dtype), shape[0]))
-        if group is None and kernel.packed.kind != "bf16":
+        if group is None and kernel.packed.kind not in NARROW_KINDS.values():
             return self._best_matrix_rows(self._contender("core", piece, None), dtype)
         return self._best_matrix_rows(CoreLinear(self._threads, piece, None, kernel.packed.kind, group), dtype)
 
@@ -516,40 +551,6 @@ class LinearPacker:
             sum(copies for _, copies, _ in self._packed) / 2**20,
             sum(second for _, _, second in self._packed) / 2**20,
             seconds,
-        )
-
-
-def _log_narrow_products(kernels: Sequence[LinearKernel | None]) -> None:
-    """Say what multiplies bfloat16 by bfloat16, where anything does."""
-    count = sum(isinstance(kernel, CoreLinear) and kernel.packed.kind == "bf16" for kernel in kernels)
-    if not count:
-        return
-    name, is_refused = _core.PackedLinear.bf16_kernel()
-    logger.debug("weights of bfloat16: rows of bfloat16 meet them in %s products in %d layers", name, count)
-    if is_refused:
-        logger.warning(
-            "weights of bfloat16: the avx512-bf16 products are not used, because on this processor their sums are wrong"
-        )
-
-
-def _log_rounding(kernels: Sequence[LinearKernel | None]) -> None:
-    """Say which layers round what they are multiplied with, and by what they are computed."""
-    kinds = ("w8a8", "w6a8", "w4a8")
-    rounding = [kernel for kernel in kernels if isinstance(kernel, CoreLinear) and kernel.packed.kind in kinds]
-    if not rounding:
-        return
-    names, refused = _core.PackedLinear.w8a8_kernels()
-    logger.info(
-        "weights of 8 and 4 bits: activations are rounded to 8 bits in %d layers, by %s products "
-        "(RUSTVLLM_ACTIVATIONS=float leaves them as they are)",
-        len(rounding),
-        " and ".join(dict.fromkeys(names)),
-    )
-    if refused:
-        logger.warning(
-            "weights of 8 and 4 bits: the %s products are not used, because on this processor they differ from plain "
-            "code",
-            ", ".join(refused),
         )
 
 

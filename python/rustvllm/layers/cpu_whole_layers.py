@@ -20,7 +20,14 @@ from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu_embedding import BlockEmbedding, PackedEmbedding
 from rustvllm.layers.cpu_linear import CoreLinear, kind_of
 from rustvllm.layers.linear import Embedding, Linear
-from rustvllm.layers.whole_rows import FileRows, WholeForm, common_whole_form, rows_in_form, storage_of
+from rustvllm.layers.whole_rows import (
+    FileRows,
+    StoredWords,
+    WholeForm,
+    common_whole_form,
+    rows_in_form,
+    storage_of,
+)
 
 
 class WholeLayers:
@@ -49,7 +56,8 @@ class WholeLayers:
         found: dict[int, list[WholeForm | None]] = {}
         for tensor, form in forms:
             found.setdefault(storage_of(tensor), []).append(form)
-        weights = [module.weight for module in model.modules() if isinstance(module, Linear | Embedding)]
+        modules = [module for module in model.modules() if isinstance(module, Linear | Embedding)]
+        weights = [module.weight for module in modules]
         self._forms: dict[int, WholeForm] = {}
         self._shapes: dict[int, tuple[int, int]] = {}
         for weight in [*weights, *([] if embedding is None else [embedding])]:
@@ -57,7 +65,7 @@ class WholeLayers:
                 self._forms[storage_of(weight)] = common
                 self._shapes[storage_of(weight)] = (weight.shape[0], weight.shape[1])
         self._packed: dict[int, _core.PackedLinear] = {}
-        looked_up = [module.weight for module in model.modules() if isinstance(module, Embedding)]
+        looked_up = [module.weight for module in modules if isinstance(module, Embedding)]
         self._only_looked_up = {storage_of(table) for table in looked_up if table is not embedding}
         self._blocks: dict[int, BlockEmbedding] = {}
 
@@ -165,6 +173,31 @@ class WholeLayers:
                 numbers.contiguous().numpy(),
                 scales.contiguous().numpy(),
                 None if zeros is None else zeros.contiguous().numpy(),
+            )
+        except ValueError as error:
+            raise _unpackable(packed, error) from error
+
+    def takes_words(self, target: Tensor, form: NumberForm) -> bool:
+        """Whether the words of a part are taken as they are stored: the layer's form is the part's."""
+        return storage_of(target) in self._forms and self._forms[storage_of(target)].numbers == form
+
+    def pack_words(self, target: Tensor, words: StoredWords) -> None:
+        """Take all rows of a layer's weight, or of a part of it, that ``takes_words`` says are taken.
+
+        Raises:
+            ModelLoadError: A scale is not finite.
+        """
+        packed, offset = self._packed_of(target)
+        try:
+            packed.pack_words(
+                offset,
+                words.words.numpy(),
+                words.layout,
+                words.bits,
+                words.less,
+                words.scales.numpy(),
+                None if words.zeros is None else words.zeros.numpy(),
+                None if words.order is None else words.order.numpy().astype(np.uint32),
             )
         except ValueError as error:
             raise _unpackable(packed, error) from error

@@ -26,6 +26,7 @@ from rustvllm.layers.whole_rows import (
     FEW_BITS,
     MIDDLE_4,
     FileRows,
+    StoredWords,
     WholeForm,
     common_whole_form,
     rows_in_form,
@@ -183,7 +184,7 @@ class DeviceLayers:
         model: nn.Module,
         embedding: Tensor | None,
         forms: Sequence[tuple[Tensor, WholeForm | None]],
-        bf16: Sequence[Tensor] = (),
+        narrow: Sequence[tuple[Tensor, torch.dtype]] = (),
     ) -> None:
         """Choose the layers that are kept as they are stored; to be called for every model anew.
 
@@ -191,9 +192,9 @@ class DeviceLayers:
             model: With or without memory.
             embedding: The model's, if that is the head, too; it stays dense.
             forms: Every stored tensor of the model, with how its numbers have scales, if they are whole.
-            bf16: Is not looked at: there all types are dense.
+            narrow: Is not looked at: there all types are dense.
         """
-        del bf16
+        del narrow
         found: dict[int, list[WholeForm | None]] = {}
         for tensor, form in forms:
             found.setdefault(storage_of(tensor), []).append(form)
@@ -275,6 +276,15 @@ class DeviceLayers:
     def pack_file(self, target: Tensor, num_rows: int, first_row: int, rows: FileRows) -> None:
         """See ``takes_file``."""
         raise TypeError(f"rows {first_row} to {first_row + num_rows} of {rows.file} are not for {target.device}")
+
+    def takes_words(self, target: Tensor, form: NumberForm) -> bool:
+        """None: numbers are taken out of their words on the way."""
+        del target, form
+        return False
+
+    def pack_words(self, target: Tensor, words: StoredWords) -> None:
+        """See ``takes_words``: it is never called."""
+        raise AssertionError(f"words of {words.layout} for {tuple(target.shape)}")
 
     def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
         """Take rows as whole numbers and scales; see ``WholeLayers.pack_whole``.

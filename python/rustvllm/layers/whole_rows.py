@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +48,29 @@ class FileRows:
     row_bytes: int
     type_name: str
     interleaved_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWords:
+    """The numbers of a tensor in words of 32 bits.
+
+    Attributes:
+        words: int32, two-dimensional and contiguous.
+        layout: How numbers lie in them; see ``_core.PackedLinear.pack_words``.
+        bits: Of a number.
+        less: What each is more than the number that it stands for, where that has no zero point.
+        scales: float32 ``[outputs, groups]``.
+        zeros: float32 ``[outputs, groups]``, zero points; None: there are none.
+        order: The inputs, those of a group side by side; None: they are as they come.
+    """
+
+    words: Tensor
+    layout: Literal["awq", "gptq", "packed"]
+    bits: int
+    less: int
+    scales: Tensor
+    zeros: Tensor | None
+    order: Tensor | None
 
 
 def common_whole_form(parts: Sequence[WholeForm | None]) -> WholeForm | None:

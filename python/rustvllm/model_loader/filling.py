@@ -11,13 +11,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from rustvllm.config.whole_forms import NumberForm
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.linear import LinearKernel
-from rustvllm.layers.whole_rows import FileRows, WholeForm
+from rustvllm.layers.whole_rows import FileRows, StoredWords, WholeForm
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, MAX_NAMED, StoredTensor
 from rustvllm.model_loader.progress import LoadProgress
-from rustvllm.model_loader.quantized_numbers import dense_rows, whole_rows
+from rustvllm.model_loader.quantized_numbers import dense_rows, has_words, stored_words, whole_rows
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor, ZeroBias
 from rustvllm.model_loader.reading import StoredChange, TensorReader, unreadable
 from rustvllm.model_loader.slicing import Slices, check_cuts, clear_missing, cut_pieces, missing_rows, slices_of
@@ -73,6 +74,14 @@ class BlockPacker(Protocol):
         """Take rows of a tensor as numbers, scales and zero points."""
         ...
 
+    def takes_words(self, target: Tensor, form: NumberForm) -> bool:
+        """Whether the words that hold a tensor's numbers are taken as they are."""
+        ...
+
+    def pack_words(self, target: Tensor, words: StoredWords) -> None:
+        """Take all of a tensor as the words that it is stored in."""
+        ...
+
 
 class LayerPacker(BlockPacker, Protocol):
     """Gives dense layers their kernels while a model is loaded.
@@ -103,7 +112,7 @@ class LayerPacker(BlockPacker, Protocol):
         model: nn.Module,
         embedding: Tensor | None,
         forms: Sequence[tuple[Tensor, WholeForm | None]],
-        bf16: Sequence[Tensor] = (),
+        narrow: Sequence[tuple[Tensor, torch.dtype]] = (),
     ) -> None:
         """Choose the layers that are kept as they are stored."""
         ...
@@ -263,7 +272,11 @@ def _fill_quantized(
     reader: TensorReader, source: QuantizedTensor, target: Tensor, packer: BlockPacker | None, *, is_compared: bool
 ) -> None:
     turned = target.t() if source.is_turned else target
-    if packer is not None:
+    if packer is not None and has_words(source) and packer.takes_words(turned, source.form):
+        packer.pack_words(turned, stored_words(reader, source))
+        if not is_compared:
+            return
+    elif packer is not None:
         for begin, numbers, scales, zeros in whole_rows(reader, source):
             packer.pack_whole(turned, begin, numbers, scales, zeros)
         if not is_compared:

@@ -22,6 +22,7 @@ from rustvllm.config.quantized_folders import read_quantization
 from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.cpu_narrow_layers import NARROW_DTYPES
 from rustvllm.layers.linear import without_weights
 from rustvllm.layers.parallel import shared_by
 from rustvllm.layers.whole_rows import WholeForm
@@ -130,14 +131,16 @@ def _read_headers(model_config: ModelConfig) -> dict[str, StoredTensor]:
 
 def _stored_forms(
     model: CausalLM, path: Path, stored: dict[str, StoredTensor]
-) -> tuple[list[tuple[Tensor, WholeForm | None]], list[Tensor]]:
-    """Every tensor of a model, with how its stored numbers have scales, if they are whole; and those in bfloat16."""
+) -> tuple[list[tuple[Tensor, WholeForm | None]], list[tuple[Tensor, torch.dtype]]]:
+    """Every tensor of a model, with how its stored numbers have scales, if they are whole; and those in 16 bits."""
     match = match_tensors(model, path, stored)
     forms = [(match.targets[name], _whole_form(source)) for name, source in match.sources.items()]
-    bf16 = [
-        match.targets[name] for name, source in match.sources.items() if source.dtype == "BF16" and not source.added
+    narrow = [
+        (match.targets[name], NARROW_DTYPES[source.dtype])
+        for name, source in match.sources.items()
+        if source.dtype in NARROW_DTYPES and not source.added
     ]
-    return forms, bf16
+    return forms, narrow
 
 
 def _whole_form(source: StoredTensor) -> WholeForm | None:

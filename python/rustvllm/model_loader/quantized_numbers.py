@@ -8,13 +8,14 @@ one thread, so that a busy machine does not slow it down more than its share.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rustvllm.layers.whole_rows import StoredWords
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor
 from rustvllm.model_loader.reading import TensorReader
 
@@ -27,6 +28,29 @@ _ROW_UNIT = 8
 _MIDDLE_8 = 128
 
 Bytes = npt.NDArray[np.uint8]
+
+
+def has_words(stored: QuantizedTensor) -> bool:
+    """Whether the numbers of a whole tensor can be taken from its words, with one number less or with zero points."""
+    if stored.layout not in ("awq", "gptq", "packed"):
+        return False
+    has_one_zero = stored.bits == 8 or stored.has_middle_zeros or stored.parts.get("zeros") is None
+    return has_one_zero or stored.form.zeros == "point"
+
+
+def stored_words(reader: TensorReader, stored: QuantizedTensor) -> StoredWords:
+    """The words of a tensor that has them, with its scales and zero points."""
+    zeros = _zeros(reader, stored) if stored.form.zeros == "point" else None
+    middle = 1 << (stored.bits - 1)  # of 8 bits all zero points are this, or the tensor would not be whole
+    return StoredWords(
+        reader.read_whole(stored.parts["numbers"]).contiguous(),
+        cast("Any", stored.layout),
+        stored.bits,
+        0 if zeros is not None else middle,
+        _scales(reader, stored).contiguous(),
+        None if zeros is None else torch.from_numpy(zeros.astype(np.float32)),
+        stored.input_order,
+    )
 
 
 def whole_rows(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[int, Tensor, Tensor, Tensor | None]]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.cpu_narrow_layers import NARROW_DTYPES
 from rustvllm.layers.whole_rows import FileRows
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, QUANTIZED_DTYPES, StoredTensor
 from rustvllm.model_loader.progress import LoadProgress
@@ -213,11 +214,12 @@ class TensorReader:
         self._read(stored, stored.offset, to.view(-1)[: stored.nbytes])
 
     def rows_in_file(self, stored: StoredTensor) -> FileRows | None:
-        """Where the rows of a tensor in blocks lie, for who reads them himself; None: not there as they are."""
+        """Where the rows of a tensor in blocks or 16 bits lie, for who reads them himself; None: not as they are."""
         num_rows = stored.file_shape[0] if stored.shape else 0
         row_bytes = stored.nbytes // num_rows if num_rows else 0
         is_as_stored = stored.row_stride in (0, row_bytes) and stored.name not in self._changes and not stored.added
-        if stored.dtype not in BLOCK_TYPES or not is_as_stored or row_bytes == 0:
+        is_read_so = stored.dtype in BLOCK_TYPES or stored.dtype in NARROW_DTYPES
+        if not is_read_so or not is_as_stored or row_bytes == 0:
             return None
         return FileRows(stored.file, stored.offset, row_bytes, stored.dtype, stored.interleaved_rows)
 

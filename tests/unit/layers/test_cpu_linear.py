@@ -388,7 +388,7 @@ def test_int8_counts_less(threads):
 @pytest.mark.parametrize("refused", [[], ["avx2"]])
 def test_the_log_names_what_computes_rounded_activations(threads, monkeypatch, caplog, refused):
     found = SimpleNamespace(w8a8_kernels=lambda: (["portable", "portable"], refused))
-    monkeypatch.setattr("rustvllm.layers.cpu_linear_packer._core", SimpleNamespace(PackedLinear=found))
+    monkeypatch.setattr("rustvllm.layers.cpu_linear_log._core", SimpleNamespace(PackedLinear=found))
     with caplog.at_level("INFO", logger="rustvllm"):
         pack(threads, Model(), options=LinearOptions("core", "int8", round_activations=True), tied=False)
     lines = [record.getMessage() for record in caplog.records if "8 and 4 bits" in record.getMessage()]
@@ -404,7 +404,7 @@ def test_the_log_names_what_computes_rounded_activations(threads, monkeypatch, c
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_the_log_names_products_of_bfloat16_that_are_wrong(threads, monkeypatch, caplog, is_refused):
     found = SimpleNamespace(bf16_kernel=lambda: ("avx512", is_refused))
-    monkeypatch.setattr("rustvllm.layers.cpu_linear_packer._core", SimpleNamespace(PackedLinear=found))
+    monkeypatch.setattr("rustvllm.layers.cpu_linear_log._core", SimpleNamespace(PackedLinear=found))
     with caplog.at_level("DEBUG", logger="rustvllm"):
         pack(threads, Model(torch.bfloat16), options=LinearOptions("core"), tied=False)
         pack(threads, Model(torch.float32), options=LinearOptions("core"), tied=False)

@@ -317,7 +317,7 @@ def test_bad_arrays_are_refused_and_a_good_call_follows():
 
 def test_bad_shapes_are_refused():
     with pytest.raises(
-        ValueError, match='kind is "int3", but it must be f32, bf16, int8, w8a8, int6, w6a8, int4 or w4a8'
+        ValueError, match='kind is "int3", but it must be f32, bf16, f16, int8, w8a8, int6, w6a8, int4 or w4a8'
     ):
         _core.PackedLinear(THREADS, 2, 2, "int3")
     with pytest.raises(ValueError, match='scales is "f8", but it must be f32, f16, bf16 or two-level'):

@@ -43,6 +43,12 @@ pub enum LinearError {
         /// Inputs.
         in_features: usize,
     },
+    /// Bytes of numbers of 16 bits for weights of another kind.
+    #[error("weights are packed as {kind:?}, which are not numbers of 16 bits")]
+    NotNarrow {
+        /// Of the weights.
+        kind: WeightKind,
+    },
     /// An array with too few or too many elements.
     #[error("{name} has {found} elements, but {expected} are needed")]
     Length {

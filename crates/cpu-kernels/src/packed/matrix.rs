@@ -1,6 +1,6 @@
 //! Weights as they are given: a matrix somewhere in memory, of numbers of 32 or 16 bits.
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::error::LinearError;
 
@@ -75,6 +75,9 @@ pub trait WeightElement: Copy + Send + Sync {
 
     /// The nearest number of bfloat16, as its bits.
     fn narrow(self) -> u16;
+
+    /// The nearest number of IEEE's 16 bits, as its bits.
+    fn half(self) -> u16;
 }
 
 impl WeightElement for f32 {
@@ -85,6 +88,10 @@ impl WeightElement for f32 {
     fn narrow(self) -> u16 {
         bf16::from_f32(self).to_bits()
     }
+
+    fn half(self) -> u16 {
+        f16::from_f32(self).to_bits()
+    }
 }
 
 impl WeightElement for bf16 {
@@ -93,6 +100,24 @@ impl WeightElement for bf16 {
     }
 
     fn narrow(self) -> u16 {
+        self.to_bits()
+    }
+
+    fn half(self) -> u16 {
+        f16::from_f32(self.to_f32()).to_bits()
+    }
+}
+
+impl WeightElement for f16 {
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+
+    fn narrow(self) -> u16 {
+        bf16::from_f32(self.to_f32()).to_bits()
+    }
+
+    fn half(self) -> u16 {
         self.to_bits()
     }
 }

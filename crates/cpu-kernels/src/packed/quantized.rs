@@ -122,6 +122,79 @@ impl Quantized {
             (_, ZeroForm::Minimum) => num_groups * 2 * self.scale_bytes(),
         }
     }
+
+    /// A row's numbers as words of neighbouring inputs; false if one does not fit the form.
+    #[inline]
+    pub(super) fn words(self, numbers: &[i8], words: &mut [u32]) -> bool {
+        match self.bits {
+            4 => quads::halves(numbers, self.zeros == ZeroForm::Middle, words),
+            6 => quads::sixes(numbers, words),
+            _ => quads::bytes(numbers, words),
+        }
+    }
+
+    /// Write a row's scales to their places among a panel's; false if one does not fit the form.
+    pub(super) fn place_scales(
+        self,
+        outputs: usize,
+        output: usize,
+        row: &QuantizedRow,
+        scales: &mut [u8],
+    ) -> bool {
+        let mut fits = true;
+        let mut write = |scales: &mut [u8], i: usize, number: f32| match self.scales {
+            ScaleForm::F32 => {
+                fits &= number.is_finite();
+                scales[4 * i..4 * i + 4].copy_from_slice(&number.to_le_bytes());
+            }
+            ScaleForm::F16 | ScaleForm::TwoLevel => {
+                let narrow = exactly_f16(number);
+                fits &= narrow.is_some();
+                scales[2 * i..2 * i + 2].copy_from_slice(&narrow.unwrap_or(0).to_le_bytes());
+            }
+            ScaleForm::Bf16 => {
+                let narrow = bf16::from_f32(number);
+                fits &= narrow.is_finite() && narrow.to_f32().to_bits() == number.to_bits();
+                scales[2 * i..2 * i + 2].copy_from_slice(&narrow.to_le_bytes());
+            }
+        };
+        if self.scales == ScaleForm::TwoLevel {
+            let level_groups = self.level_groups();
+            let levels = scales.chunks_exact_mut(self.bytes_of_scales(level_groups) * outputs);
+            for (index, level) in levels.enumerate() {
+                write(level, output, row.scales[index]);
+                if self.zeros == ZeroForm::Middle {
+                    let factors = &row.factors[index * level_groups..][..level_groups];
+                    for (places, factors) in level[2 * outputs..].chunks_exact_mut(outputs).zip(factors) {
+                        places[output] = factors[0];
+                    }
+                    continue;
+                }
+                write(level, outputs + output, row.offsets[index]);
+                let factors = &row.factors[index * level_groups..][..level_groups];
+                for (places, factors) in level[4 * outputs..].chunks_exact_mut(2 * outputs).zip(factors) {
+                    (places[output], places[outputs + output]) = (factors[0], factors[1]);
+                }
+            }
+            return fits;
+        }
+        let size = self.scale_bytes();
+        for (index, group) in scales.chunks_exact_mut(self.bytes_of_scales(1) * outputs).enumerate() {
+            write(group, output, row.scales[index]);
+            match self.zeros {
+                ZeroForm::Middle => {}
+                ZeroForm::Point => {
+                    let zero = row.offsets[index];
+                    if !(0.0..=255.0).contains(&zero) || zero.fract() != 0.0 {
+                        return false;
+                    }
+                    group[size * outputs + output] = zero as u8;
+                }
+                ZeroForm::Minimum => write(&mut group[size * outputs..], output, row.offsets[index]),
+            }
+        }
+        fits
+    }
 }
 
 /// Scales and minima of a panel's groups as 32 bits, `[group][output]`.
@@ -464,80 +537,6 @@ impl PackedLinear {
             offsets: vec![0.0; if form.has_offsets() { slots } else { 0 }],
             factors: vec![[0; 2]; if form.scales == ScaleForm::TwoLevel { groups } else { 0 }],
         }
-    }
-
-    /// Write a row's numbers and scales to the places of a panel; false if one does not fit the form.
-    pub(super) fn place_quantized(
-        form: Quantized,
-        outputs: usize,
-        output: usize,
-        row: &QuantizedRow,
-        weights: &mut [u8],
-        scales: &mut [u8],
-    ) -> bool {
-        if form.bits == 8 {
-            quads::place_bytes(&row.numbers, output, outputs, weights);
-        } else if form.bits == 6 {
-            if !quads::place_sixes(&row.numbers, output, outputs, weights) {
-                return false;
-            }
-        } else if !quads::place_halves(&row.numbers, form.zeros == ZeroForm::Middle, output, outputs, weights)
-        {
-            return false;
-        }
-        let mut fits = true;
-        let mut write = |scales: &mut [u8], i: usize, number: f32| match form.scales {
-            ScaleForm::F32 => {
-                fits &= number.is_finite();
-                scales[4 * i..4 * i + 4].copy_from_slice(&number.to_le_bytes());
-            }
-            ScaleForm::F16 | ScaleForm::TwoLevel => {
-                let narrow = exactly_f16(number);
-                fits &= narrow.is_some();
-                scales[2 * i..2 * i + 2].copy_from_slice(&narrow.unwrap_or(0).to_le_bytes());
-            }
-            ScaleForm::Bf16 => {
-                let narrow = bf16::from_f32(number);
-                fits &= narrow.is_finite() && narrow.to_f32().to_bits() == number.to_bits();
-                scales[2 * i..2 * i + 2].copy_from_slice(&narrow.to_le_bytes());
-            }
-        };
-        if form.scales == ScaleForm::TwoLevel {
-            let level_groups = form.level_groups();
-            let levels = scales.chunks_exact_mut(form.bytes_of_scales(level_groups) * outputs);
-            for (index, level) in levels.enumerate() {
-                write(level, output, row.scales[index]);
-                if form.zeros == ZeroForm::Middle {
-                    let factors = &row.factors[index * level_groups..][..level_groups];
-                    for (places, factors) in level[2 * outputs..].chunks_exact_mut(outputs).zip(factors) {
-                        places[output] = factors[0];
-                    }
-                    continue;
-                }
-                write(level, outputs + output, row.offsets[index]);
-                let factors = &row.factors[index * level_groups..][..level_groups];
-                for (places, factors) in level[4 * outputs..].chunks_exact_mut(2 * outputs).zip(factors) {
-                    (places[output], places[outputs + output]) = (factors[0], factors[1]);
-                }
-            }
-            return fits;
-        }
-        let size = form.scale_bytes();
-        for (index, group) in scales.chunks_exact_mut(form.bytes_of_scales(1) * outputs).enumerate() {
-            write(group, output, row.scales[index]);
-            match form.zeros {
-                ZeroForm::Middle => {}
-                ZeroForm::Point => {
-                    let zero = row.offsets[index];
-                    if !(0.0..=255.0).contains(&zero) || zero.fract() != 0.0 {
-                        return false;
-                    }
-                    group[size * outputs + output] = zero as u8;
-                }
-                ZeroForm::Minimum => write(&mut group[size * outputs..], output, row.offsets[index]),
-            }
-        }
-        fits
     }
 }
 

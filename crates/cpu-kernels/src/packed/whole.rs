@@ -6,15 +6,16 @@ use half::{bf16, f16};
 
 use super::{
     LinearError, MIN_SHARED_WEIGHTS, PackedLinear, Quantized, QuantizedRow, ScaleForm, Shared, WeightKind,
-    ZeroForm, quads,
+    ZeroForm,
+    quads::{self, Rows},
 };
-use crate::threads::Threads;
+use crate::{lines::Lines, threads::Threads, w8a8::dot::QUAD};
 
 impl PackedLinear {
     /// Pack the rows `first_row..` of the weight from whole numbers of 8 bits and their scales; a row that was packed
     /// before is replaced.
     ///
-    /// Takes memory for a row in each thread, in addition to the layer's own.
+    /// Takes memory for a panel's rows in each thread, in addition to the layer's own.
     ///
     /// # Arguments
     ///
@@ -45,7 +46,10 @@ impl PackedLinear {
         let (order, padded_inputs) = (self.order(), self.padded_inputs());
         let is_by_quads = matches!(self.kind, WeightKind::W8A8 { .. });
         let weights = Shared(self.weights.as_mut_slice::<u8>());
-        let all_scales = Shared(self.scales.as_mut_slice::<f32>());
+        let all_scales = Shared(self.scales.as_mut_slice::<u8>());
+        let (room_words, scale_bytes) = ((panel * padded_inputs).div_ceil(QUAD), panel * num_groups * 4);
+        let memory =
+            || LinearError::Memory { num_bytes: QUAD * room_words, out_features: panel, in_features };
         let refused = Mutex::new(None);
         let first_panel = first_row / panel;
         let num_panels = if num_rows == 0 { 0 } else { end.div_ceil(panel) - first_panel };
@@ -55,28 +59,41 @@ impl PackedLinear {
             // SAFETY: `for_each` gives each index to one thread, and the ranges of two panels do not overlap.
             let weights = unsafe { weights.range(start * padded_inputs, panel * padded_inputs) };
             // SAFETY: the scales of a panel are written by the thread that writes its numbers, and by no other.
-            let panel_scales = unsafe { all_scales.range(start * num_groups, panel * num_groups) };
-            let (mut numbers, mut scales) = (vec![0_i8; in_features], vec![0.0_f32; num_groups]);
-            for row in start.max(first_row)..(start + panel).min(end) {
-                fill(row - first_row, &mut numbers, &mut scales);
-                if scales.iter().any(|scale| !scale.is_finite()) {
-                    *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(row);
-                    return;
-                }
-                if is_by_quads {
-                    quads::place_bytes(&numbers, row - start, panel, weights);
-                } else {
-                    for (k, number) in numbers.iter().enumerate() {
-                        weights[order.place(k, row - start)] = number.cast_unsigned();
+            let panel_scales = unsafe { all_scales.range(start * num_groups * 4, scale_bytes) };
+            let given = start.max(first_row)..(start + panel).min(end);
+            let fill_panel = |rows: &mut Lines, of_scales: &mut Lines| {
+                for row in given.clone() {
+                    let output = row - start;
+                    let place = output * padded_inputs..output * padded_inputs + in_features;
+                    let numbers = &mut rows.as_mut_slice::<i8>()[place];
+                    let scales = &mut of_scales.as_mut_slice::<f32>()[output * num_groups..][..num_groups];
+                    fill(row - first_row, numbers, scales);
+                    if scales.iter().any(|scale| !scale.is_finite()) {
+                        return Err(LinearError::NotFinite { row });
+                    }
+                    if is_by_quads {
+                        rows.as_mut_slice::<u8>()[output * padded_inputs..][in_features..padded_inputs]
+                            .fill(0);
+                    } else {
+                        for (k, number) in numbers.iter().enumerate() {
+                            weights[order.place(k, output)] = number.cast_unsigned();
+                        }
                     }
                 }
-                for (places, scale) in panel_scales.chunks_exact_mut(panel).zip(&scales) {
-                    places[row - start] = *scale;
+                let outputs = given.start - start..given.end - start;
+                if is_by_quads {
+                    quads::turn(rows.as_slice(), padded_inputs / QUAD, panel, outputs.clone(), weights);
                 }
+                quads::turn(of_scales.as_slice(), num_groups, panel, outputs, panel_scales);
+                Ok(())
+            };
+            let done = Rows::with_room(room_words, panel * num_groups, fill_panel);
+            if let Err(error) = done.unwrap_or_else(|| Err(memory())) {
+                *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
         });
-        if let Some(row) = refused.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            return Err(LinearError::NotFinite { row });
+        if let Some(error) = refused.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
         }
         self.is_packed[first_row..end].fill(true);
         self.num_packed += num_rows;
@@ -85,7 +102,7 @@ impl PackedLinear {
 
     /// Pack the rows `first_row..` of a quantised weight; a row that was packed before is replaced.
     ///
-    /// Takes memory for a row in each thread, in addition to the layer's own.
+    /// Takes memory for a panel's rows in each thread, in addition to the layer's own.
     ///
     /// # Arguments
     ///
@@ -115,34 +132,55 @@ impl PackedLinear {
         let room = self.row_of(form);
         let (outputs, panel_bytes) = (self.kernel.panel(), self.panel_bytes());
         let scale_bytes = form.bytes_of_scales(self.num_groups()) * outputs;
+        let per_row = self.padded_inputs() * usize::from(form.bits) / 32;
         let is_shared = num_rows * self.in_features >= MIN_SHARED_WEIGHTS;
+        let in_features = self.in_features;
+        let memory = || LinearError::Memory {
+            num_bytes: QUAD * outputs * per_row,
+            out_features: outputs,
+            in_features,
+        };
         let weights = Shared(self.weights.as_mut_slice::<u8>());
         let all_scales = Shared(self.scales.as_mut_slice::<u8>());
         let refused = Mutex::new(None);
         let first_panel = first_row / outputs;
         let num_panels = if num_rows == 0 { 0 } else { end.div_ceil(outputs) - first_panel };
         threads.for_each(num_panels, is_shared, |index| {
-            let panel = first_panel + index;
+            let start = (first_panel + index) * outputs;
             // SAFETY: `for_each` gives each index to one thread, and the ranges of two panels do not overlap.
-            let weights = unsafe { weights.range(panel * panel_bytes, panel_bytes) };
+            let weights = unsafe { weights.range((first_panel + index) * panel_bytes, panel_bytes) };
             // SAFETY: the scales of a panel are written by the thread that writes its numbers, and by no other.
-            let scales = unsafe { all_scales.range(panel * scale_bytes, scale_bytes) };
+            let scales = unsafe { all_scales.range((first_panel + index) * scale_bytes, scale_bytes) };
             let mut filled = QuantizedRow {
                 numbers: room.numbers.clone(),
                 scales: room.scales.clone(),
                 offsets: room.offsets.clone(),
                 factors: room.factors.clone(),
             };
-            for row in (panel * outputs).max(first_row)..((panel + 1) * outputs).min(end) {
-                fill(row - first_row, &mut filled);
-                if !Self::place_quantized(form, outputs, row - panel * outputs, &filled, weights, scales) {
-                    *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(row);
-                    return;
+            let given = start.max(first_row)..(start + outputs).min(end);
+            let fill_panel = |rows: &mut Lines, _: &mut Lines| {
+                for row in given.clone() {
+                    let output = row - start;
+                    fill(row - first_row, &mut filled);
+                    let words = &mut rows.as_mut_slice::<u32>()[output * per_row..][..per_row];
+                    if !form.words(&filled.numbers, words)
+                        || !form.place_scales(outputs, output, &filled, scales)
+                    {
+                        return Err(LinearError::NotHeld { row, form });
+                    }
                 }
+                let given = given.start - start..given.end - start;
+                quads::turn(rows.as_slice(), per_row, outputs, given, weights);
+                Ok(())
+            };
+            if let Err(error) =
+                Rows::with_room(outputs * per_row, 0, fill_panel).unwrap_or_else(|| Err(memory()))
+            {
+                *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
         });
-        if let Some(row) = refused.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            return Err(LinearError::NotHeld { row, form });
+        if let Some(error) = refused.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
         }
         self.is_packed[first_row..end].fill(true);
         self.num_packed += num_rows;

@@ -1,4 +1,4 @@
-"""Weights stored as bfloat16, in a model in float32: packed as they are stored, they give what float32 gives."""
+"""Weights stored in 16 bits, in a model in float32: packed as they are stored, they give what float32 gives."""
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from rustvllm.config.model_folder import read_model_config
 from rustvllm.layers.cpu_embedding import NarrowEmbedding, PackedEmbedding
 from rustvllm.layers.cpu_linear import CoreLinear
 from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
+from rustvllm.layers.cpu_narrow_layers import NARROW_KINDS
 from rustvllm.layers.linear import Linear
 from rustvllm.model_loader import load_model
 from rustvllm.model_loader.reading import TensorReader
@@ -21,14 +22,20 @@ EXACT = LinearOptions("core", matrix_unit=False)
 """The core's products alone, whose bits do not depend on the kind that the same numbers are kept in."""
 
 
+@pytest.fixture(scope="module", params=[torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+def stored(request):
+    """What the numbers are stored in."""
+    return request.param
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["head", "tied"])
-def folders(request, tmp_path_factory):
-    """A Llama in bfloat16, and the same numbers in float32."""
+def folders(request, stored, tmp_path_factory):
+    """A Llama in 16 bits, and the same numbers in float32."""
     model = make("llama", WIDE | {"tie_word_embeddings": request.param})
     found = []
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (stored, torch.float32):
         folder = tmp_path_factory.mktemp(str(dtype).removeprefix("torch."))
-        model.to(torch.bfloat16).to(dtype).save_pretrained(folder)
+        model.to(stored).to(dtype).save_pretrained(folder)
         found.append(folder)
     return found
 
@@ -49,9 +56,9 @@ def kernels(model):
     return [kernel for kernel in [*layers, model.head_kernel] if isinstance(kernel, CoreLinear)]
 
 
-def test_the_bits_are_those_of_float32_in_half_of_the_memory(folders):
+def test_the_bits_are_those_of_float32_in_half_of_the_memory(folders, stored):
     (narrow, _), (wide, _) = load(folders[0], EXACT), load(folders[1], EXACT)
-    assert {kernel.packed.kind for kernel in kernels(narrow)} == {"bf16"}
+    assert {kernel.packed.kind for kernel in kernels(narrow)} == {NARROW_KINDS[stored]}
     assert {kernel.packed.kind for kernel in kernels(wide)} == {"f32"}
     assert sum(kernel.nbytes for kernel in kernels(narrow)) < 0.52 * sum(kernel.nbytes for kernel in kernels(wide))
     linears = [pair for pair in zip(narrow.modules(), wide.modules(), strict=True) if isinstance(pair[0], Linear)]
@@ -74,10 +81,14 @@ def test_no_layer_is_there_in_float32_while_it_is_read(folders, monkeypatch):
     model, _ = load(folders[0], EXACT)
     assert len(kernels(model)) == 9, "four fused maps of each layer, and the head"
     assert (256,) in shapes, "norms are filled as ever"
-    assert [shape for shape in shapes if len(shape) == 2] == [tuple(model.embed_tokens.weight.shape)]
+    # A tied head is packed from the embedding.
+    embedding = [] if model.lm_head is not None else [tuple(model.embed_tokens.weight.shape)]
+    assert [shape for shape in shapes if len(shape) == 2] == embedding
 
 
-@pytest.mark.parametrize("options", [EXACT, LinearOptions("core", "int8", matrix_unit=False)], ids=["bf16", "int8"])
+@pytest.mark.parametrize(
+    "options", [EXACT, LinearOptions("core", "int8", matrix_unit=False)], ids=["as stored", "int8"]
+)
 def test_vectors_are_looked_up_in_what_is_stored(folders, options):
     (narrow, _), (wide, _) = load(folders[0], options), load(folders[1], options)
     is_packed = narrow.lm_head is None and options.kind is None
@@ -119,7 +130,7 @@ def test_what_loading_needs_is_counted_so(folders):
         load(folders[1], EXACT, available=size * 3 // 4)
 
 
-def test_a_layer_with_another_part_is_not_rounded(folders, tmp_path):
+def test_a_layer_with_another_part_is_not_rounded(folders, stored, tmp_path):
     for path in folders[0].iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     tensors = load_file(tmp_path / "model.safetensors")
@@ -129,7 +140,7 @@ def test_a_layer_with_another_part_is_not_rounded(folders, tmp_path):
     model, _ = load(tmp_path, EXACT)
     kinds = [kernel.packed.kind for kernel in kernels(model)]
     assert kinds.count("f32") == 1
-    assert kinds.count("bf16") > 3
+    assert kinds.count(NARROW_KINDS[stored]) > 3
     [mixed] = [kernel for kernel in kernels(model) if kernel.packed.kind == "f32"]
     num_heads, num_kv_heads = WIDE["num_attention_heads"], WIDE["num_key_value_heads"]
     num_queries = 256 if "head_dim" not in WIDE else num_heads * WIDE["head_dim"]

@@ -1,0 +1,46 @@
+"""Says in the log what multiplies a model's dense layers on the CPU, where the processor decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rustvllm import _core
+from rustvllm.layers.cpu_linear import CoreLinear
+from rustvllm.layers.linear import LinearKernel
+from rustvllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+
+def log_narrow_products(kernels: Sequence[LinearKernel | None]) -> None:
+    """Say what multiplies bfloat16 by bfloat16, where anything does."""
+    count = sum(isinstance(kernel, CoreLinear) and kernel.packed.kind == "bf16" for kernel in kernels)
+    if not count:
+        return
+    name, is_refused = _core.PackedLinear.bf16_kernel()
+    logger.debug("weights of bfloat16: rows of bfloat16 meet them in %s products in %d layers", name, count)
+    if is_refused:
+        logger.warning(
+            "weights of bfloat16: the avx512-bf16 products are not used, because on this processor their sums are wrong"
+        )
+
+
+def log_rounding(kernels: Sequence[LinearKernel | None]) -> None:
+    """Say which layers round what they are multiplied with, and by what they are computed."""
+    kinds = ("w8a8", "w6a8", "w4a8")
+    rounding = [kernel for kernel in kernels if isinstance(kernel, CoreLinear) and kernel.packed.kind in kinds]
+    if not rounding:
+        return
+    names, refused = _core.PackedLinear.w8a8_kernels()
+    logger.info(
+        "weights of 8 and 4 bits: activations are rounded to 8 bits in %d layers, by %s products "
+        "(RUSTVLLM_ACTIVATIONS=float leaves them as they are)",
+        len(rounding),
+        " and ".join(dict.fromkeys(names)),
+    )
+    if refused:
+        logger.warning(
+            "weights of 8 and 4 bits: the %s products are not used, because on this processor they differ from plain "
+            "code",
+            ", ".join(refused),
+        )

@@ -1,0 +1,127 @@
+"""Dense layers and embeddings that are stored in 16 bits: packed, or kept to be looked up in, as they are.
+
+The model computes in float32, and its weight is never there in that type: what is read goes into the packed copy row by
+row, or into a table of the stored type. Layers whose stored rows are not theirs (GPT-2's are stored the other way
+round) are packed once they are filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rustvllm import _core
+from rustvllm.layers.cpu_embedding import NarrowEmbedding
+from rustvllm.layers.cpu_linear import CoreLinear
+from rustvllm.layers.host_array import host_array
+from rustvllm.layers.whole_rows import FileRows, storage_of
+
+NARROW_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
+"""By the names that files have for them."""
+NARROW_KINDS: dict[torch.dtype, Literal["bf16", "f16"]] = {torch.bfloat16: "bf16", torch.float16: "f16"}
+"""What packed weights of such numbers are."""
+
+
+class NarrowLayers:
+    """See the module.
+
+    Args:
+        threads: Which the products use.
+        weights: Of layers, and of embeddings that are only looked up, all of whose parts are stored in one such type,
+            with that.
+        tables: Those of them that are embeddings.
+        stored: Every stored tensor of the model: the weights, or parts of them.
+    """
+
+    def __init__(
+        self,
+        threads: _core.CpuThreads,
+        weights: Iterable[tuple[Tensor, torch.dtype]],
+        tables: Iterable[Tensor],
+        stored: Iterable[Tensor],
+    ) -> None:
+        self._threads = threads
+        self._forms = {storage_of(weight): (weight.shape[0], weight.shape[1], dtype) for weight, dtype in weights}
+        self._tables = {storage_of(table) for table in tables}
+        for part in stored:
+            form = self._forms.get(storage_of(part))
+            if form is not None and not (part.dim() == 2 and part.is_contiguous() and part.shape[1] == form[1]):
+                del self._forms[storage_of(part)]
+        self._packed: dict[int, _core.PackedLinear] = {}
+        self._embeddings: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self._forms)
+
+    def takes(self, target: Tensor) -> bool:
+        """Whether rows of a tensor are wanted: of a weight, or of a part of one."""
+        return storage_of(target) in self._forms
+
+    def takes_file(self, target: Tensor) -> bool:
+        """Whether rows of a tensor can be packed from where they lie in a file."""
+        return self.takes(target) and storage_of(target) not in self._tables
+
+    def pack_rows(self, target: Tensor, first_row: int, rows: Tensor) -> None:
+        """Take rows of a weight, or of a part of it.
+
+        Args:
+            target: The weight or the part.
+            first_row: Of the target.
+            rows: uint8 ``[rows, 2 · in_features]``, as they are stored.
+        """
+        if storage_of(target) in self._tables:
+            table = self._table_rows(target)
+            table[first_row : first_row + rows.shape[0]] = rows
+            return
+        packed, offset = self._packed_of(target)
+        packed.pack_rows(offset + first_row, host_array(rows.view(torch.uint16)))
+
+    def pack_file(self, target: Tensor, num_rows: int, first_row: int, rows: FileRows) -> None:
+        """Take rows of a weight, or of a part of it, out of a file; see ``WholeLayers.pack_file``."""
+        packed, offset = self._packed_of(target)
+        packed.pack_file(
+            offset + first_row,
+            num_rows,
+            rows.type_name,
+            rows.file,
+            rows.offset + first_row * rows.row_bytes,
+            interleaved_rows=rows.interleaved_rows,
+        )
+
+    def table_rows(self, target: Tensor) -> Tensor | None:
+        """Where the rows of an embedding that is only looked up, or of a part of one, go; None: it is not such.
+
+        Returns:
+            uint8 ``[rows, 2 · width]``, from the part's first row on.
+        """
+        return self._table_rows(target) if self.takes(target) and storage_of(target) in self._tables else None
+
+    def take(self, weight: Tensor, bias: Tensor | None) -> CoreLinear | None:
+        """The kernel of a layer whose rows were given; None: they were not, its weight is filled."""
+        packed = self._packed.pop(storage_of(weight), None)
+        return None if packed is None else CoreLinear.of_packed(packed, bias)
+
+    def take_table(self, table: Tensor) -> NarrowEmbedding | None:
+        """What looks vectors up in an embedding whose rows were given; None: they were not, its weight is filled."""
+        rows = self._embeddings.pop(storage_of(table), None)
+        return None if rows is None else NarrowEmbedding(rows, table.dtype)
+
+    def _packed_of(self, target: Tensor) -> tuple[_core.PackedLinear, int]:
+        """The layer of a part, with room for all its parts, and the part's first row in it."""
+        key = storage_of(target)
+        out_features, in_features, dtype = self._forms[key]
+        packed = self._packed.get(key)
+        if packed is None:
+            kind = NARROW_KINDS[dtype]
+            packed = self._packed[key] = _core.PackedLinear(self._threads, out_features, in_features, kind)
+        return packed, int(target.storage_offset()) // in_features
+
+    def _table_rows(self, target: Tensor) -> Tensor:
+        key = storage_of(target)
+        num_vectors, width, dtype = self._forms[key]
+        if key not in self._embeddings:
+            self._embeddings[key] = torch.empty((num_vectors, width), dtype=dtype, device="cpu")
+        return self._embeddings[key].view(torch.uint8)[int(target.storage_offset()) // width :]
