@@ -113,7 +113,7 @@ def check_world(pair, world):
 
 
 def check_next_to_a_grammar(pair):
-    """A request with a grammar has no drafts, and its neighbour has."""
+    """A request with a grammar has no drafts of a second model, and its neighbour has."""
     grammar = StructuredOutputsParams(regex=r"( the cat| and){1,8}\.")
     params = SamplingParams(temperature=0, max_tokens=30, structured_outputs=grammar)
     assert pair.compare(params) == (0, 0)

@@ -3,11 +3,13 @@
     python benches/python/slow_masks.py --streams 8 --slow 1 --step-ms 10
 
 The first half of the time the streams are alone; then ``--slow`` clients send one request after the other, each with a
-schema of its own of 2,000 optional properties, so that each has a first slow mask.
+schema of its own of 2,000 optional properties, so that each has a first slow mask. The schemas are written before the
+measurement: a client does that elsewhere.
 """
 
 import argparse
 import asyncio
+import json
 import sys
 import time
 from itertools import count
@@ -20,6 +22,12 @@ from neighbours import milliseconds
 from rustvllm import AsyncEngineArgs, AsyncLLM, SamplingParams, StructuredOutputsParams
 
 NUM_PROPERTIES = 2000
+NUM_SCHEMAS = 200
+
+
+def _schema_of(number: int) -> str:
+    properties = {f"property_{number}_{index}": {"type": "integer"} for index in range(NUM_PROPERTIES)}
+    return json.dumps({"type": "object", "properties": properties, "additionalProperties": False})
 
 
 class Load:
@@ -30,6 +38,7 @@ class Load:
         self.gaps: list[list[float]] = [[] for _ in range(streams)]
         self.num_slow = 0
         self._numbers = count()
+        self._schemas = [_schema_of(number) for number in range(NUM_SCHEMAS)]
 
     async def stream(self, index: int) -> None:
         """One long answer after another, until cancelled; the time to each first token is left out."""
@@ -46,9 +55,7 @@ class Load:
         """One request with slow masks after another, until cancelled."""
         while True:
             number = next(self._numbers)
-            properties = {f"property_{number}_{index}": {"type": "integer"} for index in range(NUM_PROPERTIES)}
-            schema = {"type": "object", "properties": properties, "additionalProperties": False}
-            wanted = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+            wanted = StructuredOutputsParams(json=self._schemas.pop(), disable_any_whitespace=True)
             params = SamplingParams(max_tokens=60, seed=number, structured_outputs=wanted)
             async for _ in self.llm.generate("Once", params, f"slow-{number}"):
                 pass

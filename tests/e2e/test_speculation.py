@@ -19,7 +19,6 @@ from draft_pairs import (
     SUFFIX,
     WORLDS,
     Pair,
-    check_next_to_a_grammar,
     check_way_to_run,
     check_world,
     facts,
@@ -206,10 +205,6 @@ def test_a_request_with_a_processor_of_its_own_has_no_drafts(pair):
     assert pair.compare(params) == (0, 0)
     drafted, accepted = pair.compare([params, SamplingParams(temperature=0, max_tokens=LENGTH)], 2 * PROMPTS[:1])
     assert 0 < accepted < drafted, "its neighbour has"
-
-
-def test_a_request_with_a_grammar_has_no_drafts(pair):
-    check_next_to_a_grammar(pair)
 
 
 def test_the_controller_changes_no_token_either():

@@ -1,6 +1,9 @@
 //! Whether a grammar can be enforced, asked before a request is handed in: without the model's vocabulary.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::{
+    sync::{Arc, Mutex, OnceLock},
+    thread,
+};
 
 use llguidance::ParserFactory;
 use scheduler::{GrammarKind, GrammarSpec};
@@ -8,6 +11,7 @@ use toktrie::{ApproximateTokEnv, TokEnv};
 
 use crate::{
     compile::compile,
+    compile_jobs::{LARGE_NICENESS, LARGE_TEXT_BYTES, STACK_BYTES},
     error::GrammarError,
     limits::limits,
     matcher::Matcher,
@@ -34,9 +38,31 @@ pub fn check(spec: &GrammarSpec) -> Result<(), GrammarError> {
     if lock(&PASSED).as_ref().is_some_and(|passed| passed.has(&spec)) {
         return Ok(());
     }
-    matcher_of_bytes(&spec)?;
+    if spec.text.len() > LARGE_TEXT_BYTES {
+        compile_aside(&spec)?;
+    } else {
+        matcher_of_bytes(&spec)?;
+    }
     lock(&PASSED).get_or_insert_default().put(spec);
     Ok(())
+}
+
+/// Compile a large grammar in a thread of its own, which leaves processors to what is urgent: it may take half a second.
+fn compile_aside(spec: &GrammarSpec) -> Result<(), GrammarError> {
+    let compile = || {
+        let _ = rustix::process::nice(LARGE_NICENESS); // it is a favour to others, not a need
+        matcher_of_bytes(spec).map(|_| ())
+    };
+    thread::scope(|scope| {
+        let builder = thread::Builder::new().name("grammar-check".to_owned()).stack_size(STACK_BYTES);
+        match builder.spawn_scoped(scope, compile) {
+            // Panics of the library are caught in it.
+            Ok(thread) => {
+                thread.join().unwrap_or_else(|_| Err(GrammarError::refused("it could not be checked")))
+            }
+            Err(_) => matcher_of_bytes(spec).map(|_| ()), // no thread is left
+        }
+    })
 }
 
 /// Whether a text obeys a grammar as a whole; for tests and measurements.

@@ -25,21 +25,26 @@ use crate::{
 pub const MAX_WAITING_COMPILES: usize = 1024;
 
 /// Recursion of the library's compiler takes 2.5 KB a level of a schema, and more in products of `allOf`.
-const STACK_BYTES: usize = 16 << 20;
+pub(crate) const STACK_BYTES: usize = 16 << 20;
 const NICENESS: i32 = 5;
-/// The masks of a grammar whose text is longer may take long: what is known of them before there is one, does too.
-const LARGE_TEXT_BYTES: usize = 64 << 10;
+/// A grammar whose text is longer may take long to compile, and so may its masks and what is known before there is one.
+pub(crate) const LARGE_TEXT_BYTES: usize = 64 << 10;
+/// Of what compiles large grammars: half a second is not to be taken from steps.
+pub(crate) const LARGE_NICENESS: i32 = 10;
 
 /// See the module docs. Its threads end with it.
 #[derive(Debug)]
 pub(crate) struct Compiles {
     jobs: WorkQueue<Job>,
+    /// Of large grammars: no other waits behind them.
+    large_jobs: WorkQueue<Job>,
 }
 
 /// Begins compiles on the threads that hand requests in.
 #[derive(Debug)]
 struct Compiler {
     jobs: JobSender<Job>,
+    large_jobs: JobSender<Job>,
 }
 
 /// What the threads do.
@@ -62,70 +67,84 @@ struct CompileJob {
 }
 
 impl Compiles {
-    /// Start so many threads, and have the grammars of requests that are handed in compiled by them.
+    /// Start so many threads and one for large grammars, and have the grammars of requests that are handed in compiled by
+    /// them.
     ///
     /// # Errors
     /// The system starts no further thread.
     pub(crate) fn start(
         handle: &EngineHandle,
-        vocabulary: Arc<Vocabulary>,
+        vocabulary: &Arc<Vocabulary>,
         num_threads: usize,
     ) -> io::Result<Self> {
-        let answering = handle.clone();
-        let (cache, room) = (Mutex::new(Cache::default()), Arc::new(Room::default()));
-        let threads = Threads {
-            name: "grammar-compile",
-            count: num_threads,
-            stack_bytes: STACK_BYTES,
-            niceness: NICENESS,
+        let (cache, room) = (Arc::new(Mutex::new(Cache::default())), Arc::new(Room::default()));
+        let start = |name, count, niceness| {
+            let threads = Threads { name, count, stack_bytes: STACK_BYTES, niceness };
+            let (answering, vocabulary) = (handle.clone(), vocabulary.clone());
+            let (cache, room) = (cache.clone(), room.clone());
+            WorkQueue::start(&threads, move |job| match job {
+                Job::Compile(job) => match job.run(&vocabulary, &cache, &room) {
+                    Ok(()) => answering.grammar_ready(job.key),
+                    Err(GrammarError::NoRoom) => {
+                        job.sample.fail(RequestError::GrammarsFull);
+                        answering.grammars_full(job.key);
+                    }
+                    Err(_) => {
+                        job.sample.fail(RequestError::GrammarFailed);
+                        answering.grammar_failed(job.key);
+                    }
+                },
+                Job::Learn { spec, sample } => {
+                    if let Some(matcher) = sample.end().and_then(Matching::into_matcher) {
+                        lock(&cache).learn(&without_thoughts(&spec), matcher);
+                    }
+                }
+            })
         };
-        let jobs = WorkQueue::start(&threads, move |job| match job {
-            Job::Compile(job) => match job.run(&vocabulary, &cache, &room) {
-                Ok(()) => answering.grammar_ready(job.key),
-                Err(GrammarError::NoRoom) => {
-                    job.sample.fail(RequestError::GrammarsFull);
-                    answering.grammars_full(job.key);
-                }
-                Err(_) => {
-                    job.sample.fail(RequestError::GrammarFailed);
-                    answering.grammar_failed(job.key);
-                }
-            },
-            Job::Learn { spec, sample } => {
-                if let Some(matcher) = sample.end().and_then(Matching::into_matcher) {
-                    lock(&cache).learn(&without_thoughts(&spec), matcher);
-                }
-            }
-        })?;
+        let jobs = start("grammar-compile", num_threads, NICENESS)?;
+        let large_jobs = start("grammar-compile-large", 1, LARGE_NICENESS)?;
+        let compiles = Self { jobs, large_jobs };
         // If another one did before, requests are begun when they have arrived.
-        handle.compile_grammars_with(Box::new(Compiler { jobs: jobs.sender() }));
-        Ok(Self { jobs })
+        handle.compile_grammars_with(Box::new(compiles.compiler()));
+        Ok(compiles)
+    }
+
+    fn compiler(&self) -> Compiler {
+        Compiler { jobs: self.jobs.sender(), large_jobs: self.large_jobs.sender() }
     }
 
     /// Begin to compile the grammar of a request that has arrived; the sample says if too many wait.
     pub(crate) fn begin(&self, key: RequestKey, spec: &Arc<GrammarSpec>, ignores_eos: bool) -> Arc<Sample> {
-        begin(&self.jobs.sender(), key, spec, ignores_eos)
+        self.compiler().begin_sample(key, spec, ignores_eos)
     }
 
     /// Keep what a sample whose request has left found out; a full queue forgets it.
     pub(crate) fn learn(&self, spec: Arc<GrammarSpec>, sample: Arc<Sample>) {
-        let _ = self.jobs.push(Job::Learn { spec, sample }, MAX_WAITING_COMPILES);
+        let jobs = if is_large(&spec) { &self.large_jobs } else { &self.jobs };
+        let _ = jobs.push(Job::Learn { spec, sample }, MAX_WAITING_COMPILES);
     }
 }
 
 impl GrammarCompiler for Compiler {
     fn begin(&self, key: RequestKey, spec: &Arc<GrammarSpec>, ignores_eos: bool) -> Arc<dyn GrammarWork> {
-        begin(&self.jobs, key, spec, ignores_eos)
+        self.begin_sample(key, spec, ignores_eos)
     }
 }
 
-fn begin(jobs: &JobSender<Job>, key: RequestKey, spec: &Arc<GrammarSpec>, ignores_eos: bool) -> Arc<Sample> {
-    let sample = Arc::new(Sample::new());
-    let job = CompileJob { key, spec: spec.clone(), sample: sample.clone(), ignores_eos };
-    if jobs.push(Job::Compile(job), MAX_WAITING_COMPILES).is_err() {
-        sample.fail(RequestError::GrammarsFull);
+impl Compiler {
+    fn begin_sample(&self, key: RequestKey, spec: &Arc<GrammarSpec>, ignores_eos: bool) -> Arc<Sample> {
+        let sample = Arc::new(Sample::new());
+        let job = CompileJob { key, spec: spec.clone(), sample: sample.clone(), ignores_eos };
+        let jobs = if is_large(spec) { &self.large_jobs } else { &self.jobs };
+        if jobs.push(Job::Compile(job), MAX_WAITING_COMPILES).is_err() {
+            sample.fail(RequestError::GrammarsFull);
+        }
+        sample
     }
-    sample
+}
+
+fn is_large(spec: &GrammarSpec) -> bool {
+    spec.text.len() > LARGE_TEXT_BYTES
 }
 
 impl CompileJob {
@@ -146,8 +165,8 @@ impl CompileJob {
         let thinking = self.spec.thinking.as_ref().map(|gate| Thinking::new(gate, has_grammar));
         let (eos, num_words) = (vocabulary.eos_token_ids(), vocabulary.num_mask_words());
         let matching = Matching::new(matcher, thinking, eos, num_words, self.ignores_eos);
-        if self.spec.text.len() > LARGE_TEXT_BYTES {
-            self.sample.note_slow();
+        if is_large(&self.spec) {
+            self.sample.note_large();
         }
         self.sample.begin(matching.charged(Charge::new(room.clone())));
         Ok(())
@@ -183,7 +202,7 @@ mod tests {
         GrammarCompiler, GrammarKind, GrammarProgress, GrammarSpec, GrammarWork, RequestError, RequestKey,
     };
 
-    use super::{CompileJob, Compiler, Compiles, Job, MAX_WAITING_COMPILES, Sample};
+    use super::{CompileJob, Compiler, Compiles, Job, LARGE_TEXT_BYTES, MAX_WAITING_COMPILES, Sample};
     use crate::{
         cache::Cache,
         check::matcher_of_bytes,
@@ -252,8 +271,8 @@ mod tests {
         let handle = scheduler::Scheduler::new(config, buffers).expect("numbers that fit").handle();
         let own = tokenizer();
         let vocabulary = Vocabulary::new(Box::new(move || Ok((own.clone(), vec![EOS]))), NUM_IDS);
-        let compiles = Compiles::start(&handle, Arc::new(vocabulary), 1).expect("a thread");
-        let compiler = Compiler { jobs: compiles.jobs.sender() };
+        let compiles = Compiles::start(&handle, &Arc::new(vocabulary), 1).expect("a thread");
+        let compiler = compiles.compiler();
         let expression = |text| Arc::new(GrammarSpec::new(GrammarKind::Regex, text));
         assert_eq!(outcome(&compiler, &expression("(abc|b01)+")), GrammarProgress::Ready);
         let failed = GrammarProgress::Failed(RequestError::GrammarFailed);
@@ -261,6 +280,32 @@ mod tests {
         drop(compiles);
         let full = GrammarProgress::Failed(RequestError::GrammarsFull);
         assert_eq!(outcome(&compiler, &expression("abc")), full, "the compiler has ended");
+    }
+
+    #[test]
+    fn no_grammar_waits_behind_a_large_one() {
+        let (reached, reaches) = std::sync::mpsc::channel();
+        let start = |name: &'static str| {
+            let reached = reached.clone();
+            let threads = Threads { name, count: 1, stack_bytes: 1 << 20, niceness: 0 };
+            let jobs: WorkQueue<Job> = WorkQueue::start(&threads, move |_| {
+                let _ = reached.send(name);
+            })
+            .expect("a thread");
+            jobs
+        };
+        let compiles = Compiles { jobs: start("small"), large_jobs: start("large") };
+        let choice = |num_bytes| {
+            let text = format!("[\"{}\"]", "a".repeat(num_bytes - 4));
+            Arc::new(GrammarSpec::new(GrammarKind::Choice, &text))
+        };
+        let expected = [(LARGE_TEXT_BYTES, "small"), (LARGE_TEXT_BYTES + 1, "large")];
+        for (num_bytes, name) in expected {
+            let sample = compiles.begin(RequestKey(1), &choice(num_bytes), false);
+            assert_eq!(reaches.recv(), Ok(name));
+            compiles.learn(choice(num_bytes), sample);
+            assert_eq!(reaches.recv(), Ok(name));
+        }
     }
 
     #[test]
@@ -272,7 +317,7 @@ mod tests {
             let _ = wait.lock().expect("no thread panics").recv();
         })
         .expect("a thread");
-        let compiler = Compiler { jobs: jobs.sender() };
+        let compiler = Compiler { jobs: jobs.sender(), large_jobs: jobs.sender() };
         // One more than wait: a thread is at the first.
         let works: Vec<_> =
             (0..MAX_WAITING_COMPILES + 2).map(|_| compiler.begin(RequestKey(1), &spec(), false)).collect();

@@ -29,7 +29,7 @@ const MASK_STACK_BYTES: usize = 4 << 20;
 /// Tokens at most that are appended to a request at once: telling them holds up the others.
 const MAX_FORCED_TOKENS: usize = 512;
 /// What computes masks that take long leaves processors to steps and to other masks.
-const SLOW_MASK_NICENESS: i32 = 5;
+const SLOW_MASK_NICENESS: i32 = 10;
 
 /// How long masks may take from the moment their tokens are known, however short the forward pass: that of a small model
 /// on a busy machine is over before a thread has woken up.
@@ -69,6 +69,10 @@ struct Constrained {
     is_gate: bool,
     /// It was withheld, and its mask may not be there yet.
     is_late: bool,
+    /// Tokens or guesses came since a thread was last asked to work on it.
+    has_work: bool,
+    /// The step whose guesses it has.
+    guessed_for: u64,
 }
 
 impl Grammars {
@@ -79,7 +83,7 @@ impl Grammars {
     pub fn start(handle: EngineHandle, vocabulary: Vocabulary) -> io::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let vocabulary = Arc::new(vocabulary);
-        let compiles = Compiles::start(&handle, vocabulary.clone(), (cores / 2).clamp(1, 2))?;
+        let compiles = Compiles::start(&handle, &vocabulary, (cores / 2).clamp(1, 2))?;
         let done = Arc::new(DoneMasks::default());
         let start_masks = |name, count, niceness| {
             let (vocabulary, done) = (vocabulary.clone(), done.clone());
@@ -142,6 +146,9 @@ impl Grammars {
     /// Have the masks of a step's samples computed, as far as their tokens are known.
     pub fn begin_masks(&mut self, scheduler: &Scheduler, output: &SchedulerOutput) {
         for constrained in scheduler.constrained_samples(output) {
+            if let Some(own) = self.samples.get_mut(&constrained.key) {
+                own.guess(output.step, &constrained.draft_token_ids);
+            }
             self.tell(constrained.key, scheduler);
         }
     }
@@ -149,7 +156,7 @@ impl Grammars {
     /// Have the mask behind the tokens of a request that are known computed.
     fn tell(&mut self, key: RequestKey, scheduler: &Scheduler) {
         let Some(own) = self.samples.get_mut(&key) else { return };
-        let masks = if own.sample.is_slow() { &self.slow_masks } else { &self.masks };
+        let masks = if own.sample.may_take_long() { &self.slow_masks } else { &self.masks };
         if own.tell(key, scheduler, masks) {
             self.told_at = Instant::now();
         }
@@ -162,7 +169,7 @@ impl Grammars {
         if scheduler.is_step_in_flight() {
             return;
         }
-        for (&key, own) in self.samples.iter_mut().filter(|(_, own)| !own.is_gate && !own.may_be_held()) {
+        for (&key, own) in self.samples.iter_mut().filter(|(_, own)| own.is_looked_at_ahead()) {
             let tokens = scheduler.output_tokens_from(key, own.num_told);
             if tokens.is_empty() {
                 continue;
@@ -188,8 +195,10 @@ impl Grammars {
                     continue;
                 }
             }
-            // It is never full.
-            let _ = self.masks.push(own.sample.clone(), usize::MAX);
+            // With drafts the plan looks at it first, and a thread would be at it then.
+            if !scheduler.has_drafter() {
+                own.work_on(&self.masks);
+            }
         }
     }
 
@@ -247,14 +256,14 @@ impl Grammars {
         self.done.wait(None, || samples.is_empty() || samples.iter().any(|sample| sample.is_settled()));
     }
 
-    /// Give the masks of a step's samples to `take`: the place among the step's samples, what may follow, and the mask.
-    /// Samples that may be anything are left out. Those whose mask is not there are withheld, unless the step has no other
+    /// Give the masks of a step's samples to `take`: the place among the step's samples, behind how many drafts, what may
+    /// follow, and the mask. What may be anything is left out. Those whose mask is not there are withheld, unless the step has no other
     /// rows, and so are those for which tokens were appended that have to follow.
     pub fn take_masks(
         &mut self,
         scheduler: &mut Scheduler,
         output: &SchedulerOutput,
-        mut take: impl FnMut(u32, Verdict, &[u32]),
+        mut take: impl FnMut(u32, u32, Verdict, &[u32]),
     ) {
         self.begin_masks(scheduler, output);
         let forces_tokens = self.forces_tokens;
@@ -269,25 +278,36 @@ impl Grammars {
                 && scheduler.withhold_sample(output, constrained.key)
             {
                 own.is_late = true;
-                take(constrained.place, Verdict::Late, &[]);
+                take(constrained.place, 0, Verdict::Late, &[]);
                 continue;
             }
-            let key = constrained.key;
+            let (place, key) = (constrained.place, constrained.key);
+            let guesses: Vec<u32> = constrained.draft_token_ids.iter().map(|&id| id as u32).collect();
             let mut is_forced = false;
             let mut settle = |matching: Option<&Matching>| match matching {
-                Some(matching) if matching.verdict() == Verdict::Free => {}
                 Some(matching) if forces_tokens && force(scheduler, output, key, matching.forced()) => {
                     is_forced = true;
-                    take(constrained.place, Verdict::Late, &[]);
+                    take(place, 0, Verdict::Late, &[]);
                 }
                 Some(matching) => {
                     if matching.verdict() == Verdict::Complete {
                         scheduler.complete(key); // sooner than by the outcome of the step
                     }
-                    take(constrained.place, matching.verdict(), matching.mask());
+                    if matching.verdict() != Verdict::Free {
+                        take(place, 0, matching.verdict(), matching.mask());
+                    }
+                    let mut behind = matching.behind(&guesses).iter();
+                    for depth in 1..=guesses.len() as u32 {
+                        match behind.next() {
+                            Some((Verdict::Free, _)) => {}
+                            Some((verdict, mask)) => take(place, depth, *verdict, mask),
+                            // The row ends here, if it comes so far.
+                            None => take(place, depth, Verdict::Late, &[]),
+                        }
+                    }
                 }
                 // It runs without a matcher: no mask can be given in its place.
-                None => take(constrained.place, Verdict::Rejected, &[]),
+                None => take(place, 0, Verdict::Rejected, &[]),
             };
             match own {
                 Some(own) => own.sample.settle(self.vocabulary.eos_token_ids(), settle),
@@ -342,7 +362,7 @@ impl DoneMasks {
 
 impl Constrained {
     fn new(sample: Arc<Sample>, spec: Arc<GrammarSpec>, is_gate: bool) -> Self {
-        Self { sample, spec, num_told: 0, is_gate, is_late: false }
+        Self { sample, spec, num_told: 0, is_gate, is_late: false, has_work: false, guessed_for: 0 }
     }
 
     /// Steps may go on without it.
@@ -350,22 +370,40 @@ impl Constrained {
         self.is_late || self.sample.is_slow()
     }
 
+    /// What is known of its next tokens before there is a mask takes no time to find.
+    fn is_looked_at_ahead(&self) -> bool {
+        !self.is_gate && !self.is_late && !self.sample.may_take_long()
+    }
+
     /// Its request has further tokens.
     fn note(&mut self, tokens: &[i32]) {
         self.num_told += tokens.len();
         self.sample.push(tokens.iter().map(|&token| token as u32));
+        self.has_work |= !tokens.is_empty();
     }
 
-    /// Have the mask behind the tokens that are known computed; false if there are no new ones.
-    fn tell(&mut self, key: RequestKey, scheduler: &Scheduler, masks: &WorkQueue<Arc<Sample>>) -> bool {
-        let tokens = scheduler.output_tokens_from(key, self.num_told);
-        if tokens.is_empty() {
-            return false;
+    /// The drafts that a step has for its request; those of a step come once.
+    fn guess(&mut self, step: u64, draft_token_ids: &[i32]) {
+        if std::mem::replace(&mut self.guessed_for, step) != step && !draft_token_ids.is_empty() {
+            self.sample.guess(draft_token_ids.iter().map(|&token| token as u32).collect());
+            self.has_work = true;
         }
-        self.note(&tokens);
-        // It is never full. Gates are done in no time, but in turn: the owner waits for both alike.
-        let _ = masks.push(self.sample.clone(), usize::MAX);
-        true
+    }
+
+    /// Have the mask behind the tokens that are known computed; false if that was begun before.
+    fn tell(&mut self, key: RequestKey, scheduler: &Scheduler, masks: &WorkQueue<Arc<Sample>>) -> bool {
+        self.note(&scheduler.output_tokens_from(key, self.num_told));
+        self.work_on(masks)
+    }
+
+    /// Have a thread do what there is to do; false if there is nothing new.
+    fn work_on(&mut self, masks: &WorkQueue<Arc<Sample>>) -> bool {
+        let has_work = std::mem::take(&mut self.has_work);
+        if has_work {
+            // It is never full. Gates are done in no time, but in turn: the owner waits for both alike.
+            let _ = masks.push(self.sample.clone(), usize::MAX);
+        }
+        has_work
     }
 }
 

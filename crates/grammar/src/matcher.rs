@@ -18,6 +18,8 @@ pub(crate) struct Size {
 /// Follows one output.
 pub(crate) struct Matcher {
     parser: TokenParser,
+    /// Some rules of grammars (`stop=`, `max_tokens=`) cannot be taken back.
+    can_roll_back: bool,
 }
 
 impl Matcher {
@@ -26,12 +28,13 @@ impl Matcher {
         if parser.is_fresh() {
             parser.start_without_prompt();
         }
-        Self { parser }
+        let can_roll_back = guarded(|| parser.parser.rollback(0).map_err(refused)).is_ok();
+        Self { parser, can_roll_back }
     }
 
     /// One that shares nothing with this one, but knows what this one has found out about the grammar.
     pub(crate) fn deep_clone(&self) -> Self {
-        Self { parser: self.parser.deep_clone() }
+        Self { parser: self.parser.deep_clone(), can_roll_back: self.can_roll_back }
     }
 
     /// Take a token.
@@ -46,6 +49,27 @@ impl Matcher {
             }
             self.parser.check_stop().map_err(refused).map(|_| ())
         })
+    }
+
+    /// Whether a token can be taken, and taken back: ids of which grammars speak by their number cannot.
+    pub(crate) fn can_roll_back(&self, token: u32) -> bool {
+        self.can_roll_back && !self.parser.token_env.tok_trie().is_special_token(token)
+    }
+
+    /// Forget the last tokens that were taken, so many.
+    ///
+    /// # Errors
+    /// It was stopped by an error.
+    pub(crate) fn roll_back(&mut self, num_tokens: usize) -> Result<(), GrammarError> {
+        guarded(|| self.parser.rollback(num_tokens).map_err(refused))
+    }
+
+    /// How many of some tokens could be taken one after the other.
+    ///
+    /// # Errors
+    /// The grammar has become too complex to follow.
+    pub(crate) fn num_taken(&mut self, tokens: &[u32]) -> Result<usize, GrammarError> {
+        guarded(|| self.parser.validate_tokens_raw(tokens).map_err(refused))
     }
 
     /// Whether a token could be taken.

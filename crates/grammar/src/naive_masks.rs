@@ -21,6 +21,8 @@ pub(crate) const EOS: u32 = NUM_IDS - 1;
 /// Letters of the grammars, of which the longer tokens are made.
 const LETTERS: &[u8] = b"abc01 {}\":,";
 const MOST_STEPS: usize = 6;
+/// Grammars along which tokens are guessed.
+const NUM_WALKED: u64 = 60;
 
 /// A small generator (splitmix64).
 pub(crate) struct Random(pub(crate) u64);
@@ -246,6 +248,72 @@ fn look_ahead(matching: &mut Matching, token: u32, what: &str) {
         Ahead::Tokens(tokens) => assert_eq!(tokens, matching.forced(), "{what}"),
         Ahead::Open => panic!("{what}: it has become too complex"),
     }
+}
+
+/// The ids of a mask, the end aside.
+fn ids_of(matching: &Matching) -> Vec<u32> {
+    (0..EOS).filter(|id| matching.mask()[*id as usize / 32] >> (id % 32) & 1 == 1).collect()
+}
+
+#[test]
+fn masks_behind_guesses_are_those_behind_the_tokens_and_leave_nothing_behind() {
+    let tokenizer = tokenizer();
+    let vocabulary = Vocabulary::new(Box::new(move || Ok((tokenizer.clone(), vec![EOS]))), NUM_IDS);
+    let factory = vocabulary.factory().expect("a vocabulary");
+    let (mut num_masks, mut num_wrong, mut num_trimmed) = (0, 0, 0);
+    for seed in 0..NUM_WALKED {
+        let mut random = Random(seed.wrapping_mul(0x5851_F42D_4C95_7F2D));
+        let spec = spec(&mut random);
+        if matcher_of_bytes(&spec).is_err() {
+            continue; // it has no text
+        }
+        let begin = |tokens: &[u32]| {
+            let matcher = compile(&spec, factory).expect("it compiles over bytes");
+            let mut matching = Matching::new(Some(matcher), None, &[EOS], vocabulary.num_mask_words(), false);
+            matching.advance(tokens, &[EOS]);
+            matching
+        };
+        let (mut walked, mut plain) = (begin(&[]), begin(&[]));
+        let mut tokens = Vec::new();
+        for step in 0..MOST_STEPS {
+            let what = || format!("seed {seed}, step {step}, {spec:?}");
+            assert_eq!(
+                (walked.verdict(), walked.mask(), walked.forced()),
+                (plain.verdict(), plain.mask(), plain.forced()),
+                "{}",
+                what()
+            );
+            if plain.verdict() != Verdict::Masked || ids_of(&plain).is_empty() {
+                break;
+            }
+            let mut ahead = begin(&tokens);
+            let (mut guesses, mut expected) = (Vec::new(), Vec::new());
+            while guesses.len() < 4 && ahead.verdict() == Verdict::Masked && !ids_of(&ahead).is_empty() {
+                if random.below(6) == 0 {
+                    let allowed = ids_of(&ahead);
+                    guesses.extend((0..EOS).find(|id| !allowed.contains(id)));
+                    num_wrong += 1;
+                    break;
+                }
+                guesses.push(random.pick(&ids_of(&ahead)));
+                ahead.advance(&guesses[guesses.len() - 1..], &[EOS]);
+                expected.push((ahead.verdict(), ahead.mask().to_vec()));
+            }
+            let num_taken = walked.num_taken(&guesses);
+            assert!(num_taken >= expected.len(), "{}: {num_taken} of {guesses:?}", what());
+            num_trimmed += usize::from(num_taken < guesses.len());
+            walked.walk(&guesses, &[EOS]);
+            assert_eq!(walked.behind(&guesses), expected, "{}: {guesses:?}", what());
+            num_masks += expected.len();
+            let token = random.pick(&ids_of(&plain));
+            tokens.push(token);
+            walked.advance(&[token], &[EOS]);
+            plain.advance(&[token], &[EOS]);
+            assert!(walked.behind(&guesses).is_empty(), "they are of another place");
+        }
+    }
+    println!("{num_masks} masks, {num_wrong} wrong guesses, {num_trimmed} seen before they run");
+    assert!(num_masks > 300 && num_wrong > 50 && 2 * num_trimmed > num_wrong, "the walks hardly met a case");
 }
 
 #[test]

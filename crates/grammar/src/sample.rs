@@ -5,7 +5,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -22,6 +22,8 @@ use crate::{
 /// A mask that takes longer is not waited for by a step with other rows. Processor time: what else runs on the machine
 /// makes no row slow.
 const SLOW_MASK: Duration = Duration::from_millis(5);
+/// Behind a mask that took long so many are held to take as long. Then they have been fast, and a step takes its row in.
+const SLOW_FOR: u32 = 8;
 
 /// What the next token of a sample may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,6 +76,15 @@ pub struct Matching {
     is_behind: bool,
     /// `None`: what it takes of memory is not counted.
     charge: Option<Charge>,
+    walk: Walk,
+}
+
+/// What may follow each of some guesses, if they come.
+#[derive(Default)]
+struct Walk {
+    guesses: Vec<u32>,
+    /// Behind the first of them, behind the second and so on, as far as it is known.
+    masks: Vec<(Verdict, Vec<u32>)>,
 }
 
 impl std::fmt::Debug for Matching {
@@ -95,7 +106,9 @@ impl Matching {
         let mask = vec![0; num_words];
         let verdict = Verdict::Masked;
         let (forced, is_behind, charge) = (None, true, None);
-        let mut matching = Self { matcher, thinking, hides_eos, mask, verdict, forced, is_behind, charge };
+        let walk = Walk::default();
+        let mut matching =
+            Self { matcher, thinking, hides_eos, mask, verdict, forced, is_behind, charge, walk };
         matching.settle(eos_token_ids);
         matching
     }
@@ -132,25 +145,84 @@ impl Matching {
         Ahead::Tokens(self.forced.iter().flatten().copied().collect())
     }
 
+    /// Compute what may follow each of some guesses of the next tokens, and forget them again. Ends before one that may
+    /// not come, before one that ends the output or cannot be taken back, and once it has taken long.
+    pub(crate) fn walk(&mut self, guesses: &[u32], eos_token_ids: &[u32]) {
+        let mut masks = Vec::new();
+        let (thinking, forced) = (self.thinking.clone(), self.forced.clone());
+        let (mask, verdict) = (self.mask.clone(), self.verdict);
+        let (began, mut num_taken) = (thread_time(), 0);
+        for &guess in guesses {
+            let can_roll_back = self.matcher.as_ref().is_none_or(|matcher| matcher.can_roll_back(guess));
+            let may_come = self.may_come(guess) && !eos_token_ids.contains(&guess);
+            if !can_roll_back || !may_come || thread_time().saturating_sub(began) > SLOW_MASK {
+                break;
+            }
+            num_taken += usize::from(self.take_one(guess));
+            self.compute_mask(eos_token_ids);
+            masks.push((self.verdict, self.mask.clone()));
+        }
+        (self.thinking, self.forced, self.mask, self.verdict) = (thinking, forced, mask, verdict);
+        self.walk = Walk { guesses: guesses.to_vec(), masks };
+        let rolled_back = self.matcher.as_mut().map_or(Ok(()), |matcher| matcher.roll_back(num_taken));
+        if rolled_back.is_err() {
+            self.verdict = Verdict::Rejected; // a guess has made it too complex to follow
+        }
+    }
+
+    /// What may follow each of some guesses, as far as it was computed.
+    pub(crate) fn behind(&self, guesses: &[u32]) -> &[(Verdict, Vec<u32>)] {
+        if self.walk.guesses == guesses { &self.walk.masks } else { &[] }
+    }
+
+    /// How many of some guesses may come, as far as that is known without masks.
+    pub(crate) fn num_taken(&mut self, guesses: &[u32]) -> usize {
+        let may_think = self.thinking.as_ref().is_some_and(|thinking| thinking.next() != Next::Grammar);
+        match &mut self.matcher {
+            _ if self.verdict.is_end() => 0,
+            Some(matcher) if !may_think => {
+                let can_roll_back = |guess: &&u32| matcher.can_roll_back(**guess);
+                let guesses = &guesses[..guesses.iter().take_while(can_roll_back).count()];
+                let mut forced = self.forced.iter().flatten().zip(guesses);
+                let differs = forced.position(|(forced, guess)| forced != guess);
+                matcher.num_taken(guesses).unwrap_or(0).min(differs.unwrap_or(guesses.len()))
+            }
+            _ => guesses.len(),
+        }
+    }
+
+    /// Whether the mask has an id.
+    fn may_come(&self, token: u32) -> bool {
+        let is_in_mask = self.mask.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1);
+        self.verdict == Verdict::Free || (self.verdict == Verdict::Masked && is_in_mask)
+    }
+
     fn take(&mut self, tokens: &[u32]) {
         for &token in tokens {
             if self.verdict.is_end() {
                 return;
             }
             self.is_behind = true;
-            let is_thought = self.thinking.as_mut().is_some_and(|thinking| thinking.take(token));
-            let Some(matcher) = self.matcher.as_mut().filter(|_| !is_thought) else { continue };
-            let expected = self.forced.as_mut().and_then(VecDeque::pop_front);
-            self.forced = self.forced.take().filter(|rest| !rest.is_empty());
-            if expected.is_some_and(|expected| expected != token)
-                || matcher.is_stopped()
-                || matcher.take(token).is_err()
-            {
-                self.verdict = Verdict::Rejected;
-            } else if matcher.is_stopped() {
-                self.verdict = if matcher.is_complete() { Verdict::Complete } else { Verdict::Rejected };
-            }
+            self.take_one(token);
         }
+        self.walk = Walk::default();
+    }
+
+    /// Take a token; whether the matcher has got it.
+    fn take_one(&mut self, token: u32) -> bool {
+        let is_thought = self.thinking.as_mut().is_some_and(|thinking| thinking.take(token));
+        let Some(matcher) = self.matcher.as_mut().filter(|_| !is_thought) else { return false };
+        let expected = self.forced.as_mut().and_then(VecDeque::pop_front);
+        self.forced = self.forced.take().filter(|rest| !rest.is_empty());
+        if expected.is_some_and(|expected| expected != token)
+            || matcher.is_stopped()
+            || matcher.take(token).is_err()
+        {
+            self.verdict = Verdict::Rejected;
+        } else if matcher.is_stopped() {
+            self.verdict = if matcher.is_complete() { Verdict::Complete } else { Verdict::Rejected };
+        }
+        true
     }
 
     /// Compute what may follow the tokens that came.
@@ -281,15 +353,24 @@ impl Matching {
     }
 }
 
+/// What a matcher has not seen.
+#[derive(Debug, Default)]
+struct Pending {
+    tokens: Vec<u32>,
+    /// What is guessed to follow them; empty: nothing.
+    guesses: Vec<u32>,
+}
+
 /// A sample as the threads share it: the first one that comes does the work, the second finds it done.
 #[derive(Debug)]
 pub(crate) struct Sample {
-    /// Tokens that the matcher has not seen.
-    pending: Mutex<Vec<u32>>,
+    pending: Mutex<Pending>,
     /// `None` until the grammar is compiled.
     matching: Mutex<Option<Matching>>,
-    /// One of its masks took long: others may.
-    is_slow: AtomicBool,
+    /// One of its masks took long, or its grammar is so large that one may: no other work waits behind it.
+    may_take_long: AtomicBool,
+    /// Masks for which steps do not wait, because one took long.
+    num_unawaited: AtomicU32,
     /// Why there is no grammar.
     failure: OnceLock<RequestError>,
 }
@@ -306,6 +387,16 @@ impl GrammarWork for Sample {
         }
     }
 
+    fn num_taken(&self, token_ids: &[i32]) -> Option<usize> {
+        if self.may_take_long() {
+            return Some(0); // masks behind guesses would take as long, and come to nothing where a guess is wrong
+        }
+        let mut matching = self.matching.try_lock().ok()?;
+        let matching = matching.as_mut()?;
+        let guesses: Vec<u32> = token_ids.iter().map(|&token_id| token_id as u32).collect();
+        lock(&self.pending).tokens.is_empty().then(|| matching.num_taken(&guesses))
+    }
+
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
         self
     }
@@ -316,7 +407,8 @@ impl Sample {
         Self {
             pending: Mutex::default(),
             matching: Mutex::default(),
-            is_slow: AtomicBool::new(false),
+            may_take_long: AtomicBool::new(false),
+            num_unawaited: AtomicU32::new(0),
             failure: OnceLock::new(),
         }
     }
@@ -337,6 +429,10 @@ impl Sample {
         let computed = compute();
         if thread_time().saturating_sub(began) > SLOW_MASK {
             self.note_slow();
+        } else {
+            // Relaxed, and two steps: what computes holds the matching, and another mask more or less does no harm.
+            let left = self.num_unawaited.load(Ordering::Relaxed);
+            self.num_unawaited.store(left.saturating_sub(1), Ordering::Relaxed);
         }
         computed
     }
@@ -348,17 +444,25 @@ impl Sample {
 
     /// Tokens that came.
     pub(crate) fn push(&self, tokens: impl Iterator<Item = u32>) {
-        lock(&self.pending).extend(tokens);
+        lock(&self.pending).tokens.extend(tokens);
+    }
+
+    /// What is guessed to follow all tokens that came.
+    pub(crate) fn guess(&self, guesses: Vec<u32>) {
+        lock(&self.pending).guesses = guesses;
     }
 
     /// Do what is to be done and look at the outcome; waits for a thread that is at it.
     pub(crate) fn settle<T>(&self, eos_token_ids: &[u32], look: impl FnOnce(Option<&Matching>) -> T) -> T {
         let mut matching = lock(&self.matching);
-        let tokens = std::mem::take(&mut *lock(&self.pending));
-        if let Some(matching) = &mut *matching
-            && (!tokens.is_empty() || matching.is_behind)
-        {
-            self.noting_slow(|| matching.advance(&tokens, eos_token_ids));
+        let Pending { tokens, guesses } = std::mem::take(&mut *lock(&self.pending));
+        if let Some(matching) = &mut *matching {
+            if !tokens.is_empty() || matching.is_behind {
+                self.noting_slow(|| matching.advance(&tokens, eos_token_ids));
+            }
+            if !guesses.is_empty() && !self.may_take_long() {
+                matching.walk(&guesses, eos_token_ids);
+            }
         }
         look(matching.as_ref())
     }
@@ -367,14 +471,25 @@ impl Sample {
     pub(crate) fn look_ahead(&self, eos_token_ids: &[u32]) -> Ahead {
         let Ok(mut matching) = self.matching.try_lock() else { return Ahead::Open };
         let Some(matching) = &mut *matching else { return Ahead::Open };
-        let tokens = std::mem::take(&mut *lock(&self.pending));
+        let tokens = std::mem::take(&mut lock(&self.pending).tokens);
         self.noting_slow(|| matching.look_ahead(&tokens, eos_token_ids))
     }
 
     /// One of its masks took long.
     pub(crate) fn note_slow(&self) {
+        self.note_large();
         // Relaxed: it stands for itself, and comes in time for the next step or the one after it.
-        self.is_slow.store(true, Ordering::Relaxed);
+        self.num_unawaited.store(SLOW_FOR, Ordering::Relaxed);
+    }
+
+    /// Its grammar is so large that a mask may take long.
+    pub(crate) fn note_large(&self) {
+        self.may_take_long.store(true, Ordering::Relaxed); // as above
+    }
+
+    /// Whether what is computed for it may take long: not where others would wait for that.
+    pub(crate) fn may_take_long(&self) -> bool {
+        self.may_take_long.load(Ordering::Relaxed) // see where it is stored
     }
 
     /// What a thread holds that computes its mask.
@@ -383,9 +498,9 @@ impl Sample {
         lock(&self.matching)
     }
 
-    /// Whether one of its masks took so long that steps do not wait for the next one.
+    /// Whether one of its last masks took so long that steps are planned without it until it has the next one.
     pub(crate) fn is_slow(&self) -> bool {
-        self.is_slow.load(Ordering::Relaxed) // see where it is stored
+        self.num_unawaited.load(Ordering::Relaxed) > 0 // see where it is stored
     }
 
     /// Whether the mask behind all tokens that came is there, without waiting.
@@ -396,11 +511,39 @@ impl Sample {
             Err(TryLockError::Poisoned(matching)) => matching.into_inner(),
             Ok(matching) => matching,
         };
-        matching.as_ref().is_none_or(|matching| !matching.is_behind) && lock(&self.pending).is_empty()
+        let pending = lock(&self.pending);
+        let is_told = pending.tokens.is_empty() && pending.guesses.is_empty();
+        matching.as_ref().is_none_or(|matching| !matching.is_behind) && is_told
     }
 }
 
 /// A thread that panicked has left whole values behind.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use scheduler::{GrammarKind, GrammarSpec, GrammarWork};
+
+    use super::{Matching, SLOW_FOR, Sample};
+    use crate::check::matcher_of_bytes;
+
+    #[test]
+    fn a_sample_whose_masks_are_fast_again_is_awaited_again() {
+        let spec = GrammarSpec::new(GrammarKind::Regex, "[ab]{40}");
+        let sample = Sample::new();
+        let matcher = matcher_of_bytes(&spec).expect("an expression");
+        sample.begin(Matching::new(Some(matcher), None, &[], 8, false));
+        let (a, b) = (i32::from(b'a'), i32::from(b'b'));
+        assert_eq!(sample.num_taken(&[a, b, 0, a]), Some(2));
+        sample.note_slow();
+        for number in 0..SLOW_FOR {
+            assert!(sample.is_slow(), "{number}");
+            assert_eq!(sample.num_taken(&[a, b]), Some(0), "masks behind drafts would take as long");
+            sample.push(std::iter::once(u32::from(b'a')));
+            sample.settle(&[], |_| ());
+        }
+        assert!(!sample.is_slow() && sample.may_take_long());
+    }
 }

@@ -30,7 +30,7 @@ enum State {
 }
 
 /// Follows the thoughts of one sample.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Thinking {
     gate: ThinkingGate,
     /// A grammar holds what is not thought.

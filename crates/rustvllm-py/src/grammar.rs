@@ -21,24 +21,25 @@ pub(crate) struct PyGrammars {
     /// `[samples, words]`, a mask a row.
     bitmask: PyBuffer<i32>,
     places: PyBuffer<i32>,
+    depths: PyBuffer<i32>,
     verdicts: PyBuffer<i32>,
     /// The masks of one step, until they are copied out.
     words: Vec<i32>,
     places_of_rows: Vec<i32>,
+    depths_of_rows: Vec<i32>,
     verdicts_of_rows: Vec<i32>,
 }
 
 #[pymethods]
 impl PyGrammars {
     #[new]
-    #[pyo3(signature = (scheduler, load_tokenizer, vocab_size, bitmask, places, verdicts, *, fast_forward = true))]
+    #[pyo3(signature = (scheduler, load_tokenizer, vocab_size, bitmask, columns, *, fast_forward = true))]
     fn new(
         scheduler: Bound<'_, PyScheduler>,
         load_tokenizer: Py<PyAny>,
         vocab_size: u32,
         bitmask: &Bound<'_, PyAny>,
-        places: &Bound<'_, PyAny>,
-        verdicts: &Bound<'_, PyAny>,
+        columns: [Bound<'_, PyAny>; 3],
         fast_forward: bool,
     ) -> PyResult<Self> {
         let load = move || {
@@ -53,15 +54,20 @@ impl PyGrammars {
         let handle = scheduler.try_borrow_mut()?.owned().handle();
         let inner = Grammars::start(handle, vocabulary)?;
         let inner = if fast_forward { inner } else { inner.without_forced_tokens() };
-        let (bitmask, places, verdicts) =
-            (native_buffer::<i32>(bitmask)?, native_buffer::<i32>(places)?, native_buffer::<i32>(verdicts)?);
+        let bitmask = native_buffer::<i32>(bitmask)?;
+        let [places, depths, verdicts] = columns;
+        let (places, depths) = (native_buffer::<i32>(&places)?, native_buffer::<i32>(&depths)?);
+        let verdicts = native_buffer::<i32>(&verdicts)?;
         let num_rows = places.item_count();
-        let fits = bitmask.shape() == [num_rows, inner.num_mask_words()] && verdicts.item_count() == num_rows;
+        let fits = bitmask.shape() == [num_rows, inner.num_mask_words()]
+            && [&depths, &verdicts].iter().all(|view| view.item_count() == num_rows);
         if !fits
-            || [&bitmask, &places, &verdicts].iter().any(|view| view.readonly() || !view.is_c_contiguous())
+            || [&bitmask, &places, &depths, &verdicts]
+                .iter()
+                .any(|view| view.readonly() || !view.is_c_contiguous())
         {
             return Err(PyValueError::new_err(format!(
-                "bitmask must be a writable int32 array of shape (n, {}), places and verdicts of shape (n,)",
+                "bitmask must be a writable int32 array of shape (n, {}), places, depths and verdicts of shape (n,)",
                 inner.num_mask_words()
             )));
         }
@@ -71,9 +77,11 @@ impl PyGrammars {
             scheduler,
             bitmask,
             places,
+            depths,
             verdicts,
             words: Vec::new(),
             places_of_rows: Vec::new(),
+            depths_of_rows: Vec::new(),
             verdicts_of_rows: Vec::new(),
         })
     }
@@ -133,14 +141,16 @@ impl PyGrammars {
     }
 
     /// Write the masks of a step into the registered arrays, without the interpreter, and withhold the samples whose masks
-    /// are not there; returns how many have something to be said of.
+    /// are not there; returns of how many rows of logits something is to be said.
     fn take_masks(&mut self, py: Python<'_>, output: &PySchedulerOutput) -> PyResult<usize> {
-        let Self { inner, scheduler, words, places_of_rows, verdicts_of_rows, .. } = self;
+        let Self { inner, scheduler, words, places_of_rows, depths_of_rows, verdicts_of_rows, .. } = self;
         let mut scheduler = scheduler.bind(py).try_borrow_mut()?;
         let (scheduler, output) = (scheduler.owned(), output.inner);
-        py.detach(|| collect_masks(inner, scheduler, &output, words, places_of_rows, verdicts_of_rows));
+        let columns = [places_of_rows, depths_of_rows, verdicts_of_rows];
+        py.detach(|| collect_masks(inner, scheduler, &output, words, columns));
         write_start(&mut self.bitmask, &self.words)?;
         write_start(&mut self.places, &self.places_of_rows)?;
+        write_start(&mut self.depths, &self.depths_of_rows)?;
         write_start(&mut self.verdicts, &self.verdicts_of_rows)?;
         Ok(self.places_of_rows.len())
     }
@@ -165,17 +175,18 @@ fn collect_masks(
     scheduler: &mut Scheduler,
     output: &::scheduler::SchedulerOutput,
     words: &mut Vec<i32>,
-    places: &mut Vec<i32>,
-    verdicts: &mut Vec<i32>,
+    [places, depths, verdicts]: [&mut Vec<i32>; 3],
 ) {
     words.clear();
     places.clear();
+    depths.clear();
     verdicts.clear();
     let num_words = grammars.num_mask_words();
-    grammars.take_masks(scheduler, output, |place, verdict, mask| {
+    grammars.take_masks(scheduler, output, |place, depth, verdict, mask| {
         words.extend(mask.iter().map(|&word| word as i32));
         words.resize((places.len() + 1) * num_words, 0);
         places.push(place as i32);
+        depths.push(depth as i32);
         verdicts.push(match verdict {
             Verdict::Masked | Verdict::Free => 0,
             Verdict::Complete => COMPLETED_BY_GRAMMAR,

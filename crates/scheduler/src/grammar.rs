@@ -93,6 +93,9 @@ pub trait GrammarWork: Debug + Send + Sync {
     /// How far it is.
     fn progress(&self) -> GrammarProgress;
 
+    /// How many of some tokens it takes behind those that it has seen; `None`: that cannot be said without waiting.
+    fn num_taken(&self, token_ids: &[i32]) -> Option<usize>;
+
     /// Itself, for the compiler that made it.
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
@@ -122,11 +125,13 @@ pub enum GrammarNews {
     Left(RequestKey),
 }
 
-/// A row of a step whose token must obey a grammar.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// A row of a step whose tokens must obey a grammar.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConstrainedSample {
     /// Place among the step's samples.
     pub place: u32,
-    /// Whose token.
+    /// Whose tokens.
     pub key: RequestKey,
+    /// Guesses of what follows the tokens that are known, which the step runs as well.
+    pub draft_token_ids: Vec<i32>,
 }

@@ -195,12 +195,13 @@ impl EngineHandle {
         } else {
             Vec::new()
         };
-        let history = config.drafter.as_ref().filter(|_| request.may_have_drafts()).map(|drafter| {
-            let prediction = request.prediction.as_deref().unwrap_or_default();
-            let num_tokens = prompt.len() + room;
-            let seed = self.shared.draft_seeds.hash_one(&request.extra_keys);
-            Box::new(History::new(drafter, prompt, prediction, num_tokens, seed))
-        });
+        let history =
+            config.drafter.as_ref().filter(|drafter| request.may_have_drafts(drafter)).map(|drafter| {
+                let prediction = request.prediction.as_deref().unwrap_or_default();
+                let num_tokens = prompt.len() + room;
+                let seed = self.shared.draft_seeds.hash_one(&request.extra_keys);
+                Box::new(History::new(drafter, prompt, prediction, num_tokens, seed))
+            });
         PromptWork { block_hashes, history, grammar: None }
     }
 

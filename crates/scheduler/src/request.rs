@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
-use drafting::History;
+use drafting::{DrafterConfig, DraftingMethod, History};
 use kvblocks::{BlockHash, BlockId, CpuBlockId};
 
 use crate::{
     beam_search::Seat,
     extra_keys::ExtraKeys,
     forced::ForcedTokens,
-    grammar::GrammarSpec,
+    grammar::{GrammarSpec, GrammarWork},
     output::{PredictedDrafts, RequestKey},
     payer::Payer,
     sample_group::SampleGroup,
@@ -140,11 +140,15 @@ impl NewRequest {
         }
     }
 
-    /// Whether tokens may be guessed for it. What a grammar allows, and what a callable of its own makes of the logits,
-    /// is worked out for one token at a time.
-    pub(crate) fn may_have_drafts(&self) -> bool {
+    /// Whether a drafter may guess tokens for it. What a callable of its own makes of the logits is worked out for one
+    /// token at a time, and so is what a grammar allows that its front end keeps. Under one that is known here the guesses
+    /// must be known, too: those of a second model are not.
+    pub(crate) fn may_have_drafts(&self, drafter: &DrafterConfig) -> bool {
         let has_processors = self.params.extras.as_ref().is_some_and(|extras| extras.attachment().is_some());
-        !(has_processors || self.waits_for_grammar || self.grammar.is_some() || self.params.beam_width > 0)
+        let guesses_are_known = !matches!(drafter.method, DraftingMethod::Model);
+        let may_obey = self.grammar.is_some() && guesses_are_known;
+        let obeys = self.grammar.is_some() || self.waits_for_grammar;
+        !has_processors && (may_obey || !obeys) && self.params.beam_width == 0
     }
 
     /// Tokens that count while it waits: those of its prompt, but for what it shares with the request that it forks.
@@ -185,6 +189,8 @@ pub(crate) struct Cold {
     pub(crate) uses_grammar: bool,
     /// `None` although it uses one: the front end that handed it in keeps the grammar.
     pub(crate) grammar: Option<Arc<GrammarSpec>>,
+    /// What says which drafts that takes; `None`: it has no drafts, or that is not known here.
+    pub(crate) grammar_work: Option<Arc<dyn GrammarWork>>,
     /// Tokens that no step has told yet: the next one that it is in does.
     pub(crate) untold: ForcedTokens,
     /// What became of the drafts of its prediction, until its next record says so.
@@ -426,6 +432,12 @@ impl Request {
         if count > 0 {
             self.locate_next_slot(block_size);
         }
+    }
+
+    /// How many of some drafts may be run: those that its grammar takes, as far as it says so.
+    pub(crate) fn num_drafts_taken(&self, drafts: &[i32]) -> u32 {
+        let num_taken = self.cold.grammar_work.as_ref().and_then(|work| work.num_taken(drafts));
+        num_taken.unwrap_or(drafts.len()) as u32
     }
 
     /// Remember where the next position lies, if its block is there.

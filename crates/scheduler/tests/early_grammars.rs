@@ -32,6 +32,10 @@ impl GrammarWork for Work {
         }
     }
 
+    fn num_taken(&self, _: &[i32]) -> Option<usize> {
+        None
+    }
+
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
         self
     }

@@ -80,15 +80,15 @@ class Grammars:
         load_tokenizer: Callable[[], tuple[Tokenizer, list[int]]],
         vocab_size: int,
         bitmask: npt.NDArray[np.int32],
-        places: npt.NDArray[np.int32],
-        verdicts: npt.NDArray[np.int32],
+        columns: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]],
         *,
         fast_forward: bool = True,
     ) -> Self:
         """Start the threads; ``load_tokenizer`` is called in one of them when the first grammar is compiled, and gives
         the ids that end an answer too.
 
-        The arrays are those that ``take_masks`` writes: int32 ``[n, ceil(vocab_size / 32)]`` and twice ``[n]``.
+        The arrays are those that ``take_masks`` writes: int32 ``[n, ceil(vocab_size / 32)]``, and in ``columns`` its
+        ``places``, ``depths`` and ``verdicts``, int32 ``[n]``.
         ``fast_forward``: tokens that have to follow are appended.
         """
     def take_news(self) -> None:
@@ -109,8 +109,8 @@ class Grammars:
         """Write the masks of a step to the arrays and withhold the samples whose masks are not there, unless the
         step has no other rows; returns how many rows were written.
 
-        Row ``i`` of ``bitmask`` is for the step's sample ``places[i]``, unless ``verdicts[i]`` is not 0: that number
-        stands for its token then.
+        Row ``i`` of ``bitmask`` is for the token behind ``depths[i]`` drafts of the step's sample ``places[i]``, unless
+        ``verdicts[i]`` is not 0: that number stands for the token then.
         """
     def wait_for_masks(self, output: SchedulerOutput, limit_ns: int) -> bool:
         """Wait for the masks of a step, so long or, if their tokens have just come, up to a millisecond from then; True

@@ -415,6 +415,7 @@ class EngineArgs(EngineFlags):
             "preemption_immunity_steps",
             "max_look_past",
             "structured_outputs_fast_forward",
+            "grammar_mask_wait_ms",
         )
         times_passed = self.max_times_passed
         if times_passed is None:

@@ -282,12 +282,10 @@ class SchedulerConfig:
         max_num_seqs: Requests in one step at most.
         max_num_batched_tokens: Tokens in one step at most.
         enable_chunked_prefill: A prompt may be computed over several steps.
-        long_prefill_token_threshold: Longest chunk of a prompt in a step with other requests; 0: no limit. Without
-            chunked prefill it says nothing: a prompt runs whole.
+        long_prefill_token_threshold: Longest chunk, where prompts are chunked, next to other requests; 0: no limit.
         scheduling_policy: ``fcfs``, ``priority`` or ``fair``: tenants share the engine by their weights.
         max_num_queued_reqs: Requests that may wait.
-        max_num_queued_tokens: Prompt tokens that may wait, of all clients together; 0 for no limit. A prompt
-            that alone exceeds the limit is accepted when the queue is empty.
+        max_num_queued_tokens: Prompt tokens that may wait, of all clients; 0: no limit. An empty queue takes any.
         queue_timeout: Seconds that a request may wait for its first step; 0 for as long as it takes.
         watermark: Share of the KV blocks that an admission must leave free while other requests run.
         preemption_mode: What happens to the KV of a preempted request.
@@ -296,6 +294,7 @@ class SchedulerConfig:
         max_times_passed: How often later requests may pass one that does not fit.
         async_scheduling: A step is planned while the device computes the one before it.
         structured_outputs_fast_forward: Tokens that a grammar leaves no choice about take no step each.
+        grammar_mask_wait_ms: How long a step waits behind the model for late masks, before it goes on without them.
     """
 
     max_num_seqs: int = 128
@@ -313,6 +312,7 @@ class SchedulerConfig:
     max_times_passed: int = 8
     async_scheduling: bool = False
     structured_outputs_fast_forward: bool = True
+    grammar_mask_wait_ms: float = 0.0
 
     def __post_init__(self) -> None:
         require_int("max_num_seqs", self.max_num_seqs, 1, 65536)
@@ -323,6 +323,7 @@ class SchedulerConfig:
         require_number("queue_timeout", self.queue_timeout, 0, 365 * 86400)
         require_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         require_number("watermark", self.watermark, 0, 1)
+        require_number("grammar_mask_wait_ms", self.grammar_mask_wait_ms, 0, 10_000)
         require_choice("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
         for name in ("preemption_immunity_steps", "max_look_past", "max_times_passed"):
             require_int(name, getattr(self, name), 0, 2**31 - 1)

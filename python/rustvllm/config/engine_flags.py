@@ -208,6 +208,13 @@ class EngineFlags:
         action=argparse.BooleanOptionalAction,
         group="scheduler",
     )
+    grammar_mask_wait_ms: float = arg(
+        "milliseconds that a step waits behind the model for late masks of grammars, before it goes on without their "
+        "requests; 0: it does not wait",
+        SchedulerConfig.grammar_mask_wait_ms,
+        type=float,
+        group="scheduler",
+    )
     async_scheduling: bool | None = arg(
         "plan a step while the one before it runs (default: yes where the device runs by itself, as a GPU and a "
         "simulated one do, unless ranks share the model; no on the CPU)",

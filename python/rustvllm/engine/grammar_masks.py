@@ -14,10 +14,14 @@ class GrammarMasks:
     """Belongs to the thread that steps the engine; costs nothing while no request has a grammar."""
 
     def __init__(self, config: EngineConfig, scheduler: _core.Scheduler) -> None:
-        num_rows, num_words = config.scheduler.max_num_seqs, -(-config.model.vocab_size // 32)
+        num_words = -(-config.model.vocab_size // 32)
+        num_drafts = 0 if config.speculation is None else config.speculation.num_speculative_tokens
+        num_rows = config.scheduler.max_num_seqs * (1 + num_drafts)
         self._bitmask = np.zeros((num_rows, num_words), np.int32)
         self._places = np.zeros(num_rows, np.int32)
+        self._depths = np.zeros(num_rows, np.int32)
         self._verdicts = np.zeros(num_rows, np.int32)
+        self._wait_ns = int(1e6 * config.scheduler.grammar_mask_wait_ms)
         path, eos_token_ids = config.model.tokenizer_path, list(config.model.eos_token_ids)
 
         def load_tokenizer() -> tuple[_core.Tokenizer, list[int]]:
@@ -33,8 +37,7 @@ class GrammarMasks:
             load_tokenizer,
             config.model.vocab_size,
             self._bitmask,
-            self._places,
-            self._verdicts,
+            (self._places, self._depths, self._verdicts),
             fast_forward=config.scheduler.structured_outputs_fast_forward,
         )
 
@@ -62,7 +65,8 @@ class GrammarMasks:
     def of_step(self, output: _core.SchedulerOutput, forward_ns_left: Callable[[], int]) -> GrammarOutput | None:
         """The masks of a step, once the steps before it are updated; None where every sample may be any token.
 
-        Samples whose masks are not there when the model is done with the step are withheld.
+        Samples whose masks are not there when the model is done with the step, or ``grammar_mask_wait_ms`` later, are
+        withheld.
         """
         if not output.num_structured_output_reqs:
             return None
@@ -70,5 +74,9 @@ class GrammarMasks:
         while left and not is_there:
             left = forward_ns_left()
             is_there = self._core.wait_for_masks(output, left)
+        if self._wait_ns and not is_there:
+            self._core.wait_for_masks(output, self._wait_ns)
         count = self._core.take_masks(output)
-        return GrammarOutput(self._bitmask[:count], self._places[:count], self._verdicts[:count]) if count else None
+        if not count:
+            return None
+        return GrammarOutput(self._bitmask[:count], self._places[:count], self._verdicts[:count], self._depths[:count])

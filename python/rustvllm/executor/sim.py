@@ -227,10 +227,8 @@ class SimExecutor:
         rows, last_ids, positions, drafts = executed.rows, executed.last_ids, executed.positions, executed.drafts
         sampled = self._choose(rows, last_ids, positions)
         if grammar_output is not None:
-            if drafts is not None:
-                places = drafts.first[grammar_output.places].astype(np.int32)
-                grammar_output = replace(grammar_output, places=places)
-            self._obey(grammar_output, sampled, rows, last_ids, positions)
+            of_logits = grammar_output.rows(None if drafts is None else drafts.first).astype(np.int32)
+            self._obey(replace(grammar_output, places=of_logits), sampled, rows, last_ids, positions)
         logprobs = self._make_up_logprobs(np.maximum(sampled, 0), self._num_logprobs[rows])
         if drafts is None:
             self._last_sampled[rows] = sampled

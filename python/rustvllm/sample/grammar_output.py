@@ -1,5 +1,7 @@
 """``GrammarOutput``: what the samples of a step may be that obey grammars."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Final
 
@@ -7,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 WITHHELD: Final = -7
+_COLUMNS: Final = ("places", "verdicts", "depths")
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarOutput:
-    """Which ids some samples of a step may take; the others may take any.
+    """Which ids some samples of a step may take, and what follows their drafts; the others may take any.
 
     Attributes:
         bitmask: int32 ``[n, ceil(vocab_size / 32)]``; bit ``i % 32`` of word ``i // 32`` is for id ``i``.
@@ -19,16 +22,26 @@ class GrammarOutput:
         verdicts: int32 ``[n]``; 0, or the negative number that stands for a sample without a token: −2 what was
             sampled is refused, −5 the grammar is complete, −6 there is no room for the grammar any more, −7 its mask is
             late, or tokens that have to follow have its place: it is withheld, and the request gets its token from a
-            later step.
+            later step. Behind a draft it ends what the step gives.
+        depths: int32 ``[n]``, behind how many of its drafts each token is.
     """
 
     bitmask: npt.NDArray[np.int32]
     places: npt.NDArray[np.int32]
     verdicts: npt.NDArray[np.int32]
+    depths: npt.NDArray[np.int32]
+
+    def rows(self, first: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+        """The rows of logits that these are, int64 ``[n]``.
+
+        Args:
+            first: int64 ``[num_sampled]``, each sample's row that no draft comes before; None: there are no drafts.
+        """
+        return np.asarray((self.places if first is None else first[self.places]) + self.depths, np.int64)
 
     def drawn(self, num_sampled: int) -> npt.NDArray[np.int64] | None:
         """Which samples of a step are not withheld; None: all of them."""
-        withheld = self.places[self.verdicts == WITHHELD]
+        withheld = self.places[(self.verdicts == WITHHELD) & (self.depths == 0)]
         return np.delete(np.arange(num_sampled), withheld) if withheld.size else None
 
     def check(self, num_sampled: int, vocab_size: int) -> None:
@@ -38,7 +51,7 @@ class GrammarOutput:
             ValueError: Names what they are and what they should be.
         """
         num_rows = self.places.shape[0]
-        expected = {"bitmask": (num_rows, -(-vocab_size // 32)), "places": (num_rows,), "verdicts": (num_rows,)}
+        expected = {"bitmask": (num_rows, -(-vocab_size // 32)), **dict.fromkeys(_COLUMNS, (num_rows,))}
         for name, shape in expected.items():
             array = getattr(self, name)
             if array.dtype != np.int32 or array.shape != shape:

@@ -267,7 +267,7 @@ class GPUModelRunner:
         sampled = sampled.to(torch.int32)
         if grammar_output is not None and grammar_output.verdicts.any():
             ended = np.flatnonzero(grammar_output.verdicts)
-            places = send_array(_rows_of(executed, grammar_output.places[ended]), self.device)
+            places = send_array(_rows_of(executed, grammar_output)[ended], self.device)
             sampled = sampled.index_copy(0, places, send_array(grammar_output.verdicts[ended], self.device))
         drawn = None if grammar_output is None else grammar_output.drawn(executed.rows.size)
         return self._hand_over(executed, self._accept(executed, sampled, token_ids, drawn), logprobs)
@@ -478,7 +478,7 @@ class GPUModelRunner:
         grammar.check(executed.rows.size, logits.shape[1])
         masked = np.flatnonzero(grammar.verdicts == 0)
         if masked.size:
-            rows = send_array(_rows_of(executed, grammar.places[masked]), self.device)
+            rows = send_array(_rows_of(executed, grammar)[masked], self.device)
             self.sampler.mask(logits, send_array(grammar.bitmask[masked], self.device), rows)
 
     def _hand_over(
@@ -525,7 +525,5 @@ def _rest(executed: _ExecutedStep, logprobs: GatheredLogprobs | None, host: Sequ
     )
 
 
-def _rows_of(executed: _ExecutedStep, samples: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """The rows of logits that follow the known tokens of some samples."""
-    drafts = executed.drafts
-    return samples.astype(np.int64) if drafts is None else drafts.rows.first[samples]
+def _rows_of(executed: _ExecutedStep, grammar: GrammarOutput) -> npt.NDArray[np.int64]:
+    return grammar.rows(None if executed.drafts is None else executed.drafts.rows.first)

@@ -81,6 +81,6 @@ def test_wrong_arrays_are_refused_by_the_core():
     ],
 )
 def test_what_does_not_fit_the_step_is_refused(bitmask, places, verdicts, what):
-    output = GrammarOutput(bitmask, np.array(places, np.int32), np.array(verdicts, np.int32))
+    output = GrammarOutput(bitmask, np.array(places, np.int32), np.array(verdicts, np.int32), np.zeros(3, np.int32))
     with pytest.raises(ValueError, match=what):
         output.check(3, 97)

@@ -233,7 +233,7 @@ def test_a_bitmask_decides_what_its_row_may_take(model):
     sample = engine.runner.sample_tokens
     bitmask = np.zeros((2, 4), np.int32)
     bitmask[1, 2] = 1 << 5  # 69 alone
-    grammar = GrammarOutput(bitmask, np.array([2, 0], np.int32), np.array([-2, 0], np.int32))
+    grammar = GrammarOutput(bitmask, np.array([2, 0], np.int32), np.array([-2, 0], np.int32), np.zeros(2, np.int32))
     outputs = []
 
     def sample_with_grammar():
@@ -257,7 +257,7 @@ def test_a_bitmask_decides_what_its_row_may_take(model):
 def test_a_bitmask_of_another_shape_is_refused_and_the_step_is_gone(model):
     engine = NaiveEngine(model)
     sample = engine.runner.sample_tokens
-    wrong = GrammarOutput(np.zeros((1, 1), np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
+    wrong = GrammarOutput(np.zeros((1, 1), np.int32), *np.zeros((3, 1), np.int32))
     engine.runner.sample_tokens = lambda: sample(wrong)
     engine.admit([Request([1, 2, 3], 1)])
     with pytest.raises(ValueError, match=r"must be int32 of shape \(1, 4\), got int32 of shape \(1, 1\)"):

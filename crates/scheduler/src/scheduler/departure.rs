@@ -107,6 +107,7 @@ impl Scheduler {
         self.kv.free(request);
         self.kv.discard_swapped(request);
         request.status = status;
+        request.cold.grammar_work = None;
         if request.cold.grammar.take().is_some() {
             self.grammar_news.push(GrammarNews::Left(request.key));
         }

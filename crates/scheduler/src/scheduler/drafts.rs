@@ -14,6 +14,12 @@ use crate::{
 };
 
 impl Scheduler {
+    /// Whether drafts are made here.
+    #[must_use]
+    pub fn has_drafter(&self) -> bool {
+        self.drafter.is_some()
+    }
+
     /// Whether the next step is planned only when the one before it is over: drafts follow a token that must be known.
     pub(crate) fn waits_for_tokens(&self) -> bool {
         self.steps.oldest().is_some() && self.drafter.as_ref().is_some_and(Drafter::needs_tokens)
@@ -78,11 +84,12 @@ impl Scheduler {
         num_drafts.min(room).min(budget).min(capacity - request.num_computed_tokens)
     }
 
-    /// Put as many of a request's drafts behind its row as fit. Returns whether any does.
+    /// Put as many of a request's drafts behind its row as its grammar takes and as fit. Returns whether any does.
     fn add_drafts(&mut self, set: usize, index: usize, drafts: &[i32], budget: &mut u32) -> bool {
         let slot = self.steps[set].entries[index].tenant.slot;
         let request = &self.requests[slot as usize];
-        let num_drafts = self.num_drafts_that_fit(set, request, drafts.len() as u32, *budget);
+        let num_taken = request.num_drafts_taken(drafts);
+        let num_drafts = self.num_drafts_that_fit(set, request, num_taken, *budget);
         if num_drafts == 0 {
             return false;
         }

@@ -26,7 +26,8 @@ impl Scheduler {
         let live = sampled.filter_map(|(entry, place)| {
             let request = &self.requests[entry.tenant.slot as usize];
             let obeys = request.epoch == entry.tenant.epoch && request.cold.grammar.is_some();
-            obeys.then_some(ConstrainedSample { place, key: request.key })
+            let draft_token_ids = || step.drafts_of(entry).to_vec();
+            obeys.then(|| ConstrainedSample { place, key: request.key, draft_token_ids: draft_token_ids() })
         });
         live.collect()
     }
@@ -39,7 +40,7 @@ impl Scheduler {
         request.is_held = is_held && request.status == RequestStatus::Running;
     }
 
-    /// Call off the token that a step in flight gives a request: what it may be is not known yet. The request computes
+    /// Call off the tokens that a step in flight gives a request: what they may be is not known yet. The request computes
     /// its last token again in the next step that it is in. False, and nothing is changed, where another step in flight
     /// counts on the token, and for the first token of a request, which others may fork.
     pub fn withhold_sample(&mut self, output: &SchedulerOutput, key: RequestKey) -> bool {
@@ -52,10 +53,9 @@ impl Scheduler {
         let Some(step) = self.steps.of_mut(output).filter(|_| can_wait) else { return false };
         let entry =
             step.entries.iter_mut().find(|entry| entry.tenant == Tenant { slot, epoch: request.epoch });
-        let is_one = |entry: &&mut Entry| entry.sampled && !entry.is_withheld && entry.num_draft_tokens == 0;
-        let Some(entry) = entry.filter(is_one) else { return false };
+        let Some(entry) = entry.filter(|entry| entry.sampled && !entry.is_withheld) else { return false };
+        request.retract(entry.num_placeholders(), self.config.block_size);
         entry.is_withheld = true;
-        request.retract(1, self.config.block_size);
         self.stats.num_withheld_samples += 1;
         true
     }

@@ -140,6 +140,7 @@ impl Scheduler {
         let (slot, epoch, arrival) = self.requests.reserve();
         let uses_grammar = new.waits_for_grammar || new.grammar.is_some();
         self.stats.num_waiting_for_grammar += u64::from(uses_grammar);
+        let grammar_work = work.grammar.clone().filter(|_| work.history.is_some());
         if let Some(spec) = &new.grammar {
             let ignores_eos = new.params.eos_token_id.is_none();
             let (key, spec, work) = (new.key, spec.clone(), work.grammar);
@@ -173,6 +174,7 @@ impl Scheduler {
             num_judges_asked: 0,
             uses_grammar,
             grammar: new.grammar,
+            grammar_work,
             block_hashes: work.block_hashes,
             num_preemptions: 0,
             arrival_ns: since_ns.saturating_sub(new.age_ns),

@@ -68,6 +68,8 @@ struct Row {
     /// Tokens with a value in the cache: what the host believes, less the drafts it does not know to be rejected.
     num_computed_tokens: i32,
     last_sampled: i32,
+    /// Ids that its last step gave: accepted drafts and one more.
+    num_sampled: i32,
     /// Drafts of its own, for the next step.
     drafts: Vec<i32>,
 }
@@ -109,10 +111,10 @@ impl FakeModel {
         self.poison_new_slots(output, arrays);
     }
 
-    /// The token of a row of the last step is not drawn: what it was made of is computed once more.
+    /// The tokens of a row of the last step are not drawn: what the first was made of is computed once more.
     pub fn take_back(&mut self, row: u32) {
         if let Some(row) = self.rows.get_mut(&(row as i32)) {
-            row.num_computed_tokens -= 1;
+            row.num_computed_tokens -= row.num_sampled;
         }
     }
 
@@ -295,6 +297,7 @@ impl FakeModel {
         let end = row.num_computed_tokens;
         row.num_computed_tokens -= num_rejected;
         row.last_sampled = ids[ids.len() - 1];
+        row.num_sampled = ids.len() as i32;
         row.drafts =
             (0..self.num_speculative_tokens).map(|_| (self.random.next() % self.vocabulary) as i32).collect();
         for position in end - num_rejected..end {

@@ -11,7 +11,7 @@ impl NaiveScheduler {
         }
     }
 
-    /// The newest step gives a request no token: its last one is computed once more. Only where that is known, and is none
+    /// The newest step gives a request no token: its last one is computed once more, and its drafts are dropped. Only where that is known, and is none
     /// of the prompt; returns whether.
     pub fn withhold(&mut self, id: &str) -> bool {
         let Some(arrival) = self.arrival_of(id) else { return false };
@@ -20,12 +20,11 @@ impl NaiveScheduler {
         let is_alone = self.rows_in_flight(arrival).count() == 1;
         let step = self.in_flight.last_mut().filter(|_| is_decode && is_alone);
         let row = step.and_then(|step| step.rows.iter_mut().find(|row| row.arrival == arrival));
-        let Some(row) = row.filter(|row| row.sampled && !row.is_withheld && row.num_drafts == 0) else {
-            return false;
-        };
+        let Some(row) = row.filter(|row| row.sampled && !row.is_withheld) else { return false };
         row.is_withheld = true;
-        row.num_tokens -= 1;
-        self.request(arrival).num_computed_tokens -= 1;
+        let num_taken_back = 1 + row.num_drafts;
+        row.num_tokens -= num_taken_back;
+        self.request(arrival).num_computed_tokens -= num_taken_back;
         true
     }
 
