@@ -94,16 +94,19 @@ class Clock:
         kind.forward = timed  # type: ignore[attr-defined]
 
     def _watch_decoder(self) -> None:
-        forward = CoreDecoder.forward
+        for name in ("forward", "forward_logits"):
+            forward: Callable[..., Any] = getattr(CoreDecoder, name)
+            setattr(CoreDecoder, name, self._timed(forward))
 
-        def timed(decoder: CoreDecoder, *args: Any) -> Any:
-            out = forward(decoder, *args)
+    def _timed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(decoder: CoreDecoder, *args: Any, **kwargs: Any) -> Any:
+            out = forward(decoder, *args, **kwargs)
             _, products, attention = decoder.times
             self.products += products / 1e9
             self.attention += attention / 1e9
             return out
 
-        CoreDecoder.forward = timed  # type: ignore[method-assign]
+        return timed
 
     def take(self) -> tuple[float, float]:
         """Both, which begin at zero again."""

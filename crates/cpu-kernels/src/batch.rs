@@ -49,6 +49,16 @@ pub enum BatchError {
         /// What its blocks hold.
         most: usize,
     },
+    /// A row that the block table does not have.
+    #[error("table_rows[{request}] is {value}, but the block table has {num_rows} rows")]
+    Row {
+        /// Which request.
+        request: usize,
+        /// What is there.
+        value: i32,
+        /// Rows of the table.
+        num_rows: usize,
+    },
     /// A negative block id.
     #[error("block_table[{request}, {column}] is {value}, but a block id is 0 or more")]
     Block {
@@ -125,19 +135,52 @@ impl RaggedBatch {
         block_table: &[i32],
         slot_mapping: &[i32],
     ) -> Result<Self, BatchError> {
+        Self::of_rows(block_size, query_start_loc, seq_lens, block_table, None, slot_mapping)
+    }
+
+    /// As [`Self::new`], of requests that have some of the table's rows.
+    ///
+    /// # Arguments
+    ///
+    /// * `rows`: how many the table has, and the one of each request. None: it has those of the requests, in order.
+    ///
+    /// # Errors
+    ///
+    /// See [`BatchError`].
+    pub fn of_rows(
+        block_size: usize,
+        query_start_loc: &[i32],
+        seq_lens: &[i32],
+        block_table: &[i32],
+        rows: Option<(usize, &[i32])>,
+        slot_mapping: &[i32],
+    ) -> Result<Self, BatchError> {
         if block_size == 0 {
             return Err(BatchError::BlockSize);
         }
         let num_reqs = seq_lens.len();
+        let num_rows = rows.map_or(num_reqs, |(num_rows, _)| num_rows);
         let wrong_length =
             |name, found, expected| Err(BatchError::Length { name, found, expected, num_reqs });
         if query_start_loc.len() != num_reqs + 1 {
             return wrong_length("query_start_loc", query_start_loc.len(), num_reqs + 1);
         }
-        let columns = block_table.len().checked_div(num_reqs).unwrap_or(0);
-        if columns * num_reqs != block_table.len() {
-            return wrong_length("block_table", block_table.len(), columns * num_reqs);
+        let columns = block_table.len().checked_div(num_rows).unwrap_or(0);
+        if columns * num_rows != block_table.len() {
+            return wrong_length("block_table", block_table.len(), columns * num_rows);
         }
+        if let Some((_, rows)) = rows
+            && rows.len() != num_reqs
+        {
+            return wrong_length("table_rows", rows.len(), num_reqs);
+        }
+        let row_of = |request: usize| match rows {
+            None => Ok(request),
+            Some((_, rows)) => usize::try_from(rows[request])
+                .ok()
+                .filter(|row| *row < num_rows)
+                .ok_or(BatchError::Row { request, value: rows[request], num_rows }),
+        };
         let mut batch = Self {
             block_size,
             num_tokens: slot_mapping.len(),
@@ -154,7 +197,7 @@ impl RaggedBatch {
             match usize::try_from(value) {
                 Ok(end) if (start..=most).contains(&end) => {
                     if index > 0 {
-                        let row = &block_table[(index - 1) * columns..][..columns];
+                        let row = &block_table[row_of(index - 1)? * columns..][..columns];
                         batch.add(index - 1, start, end - start, seq_lens[index - 1], row)?;
                     }
                     start = end;

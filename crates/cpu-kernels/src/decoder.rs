@@ -5,6 +5,8 @@
 //! a step of one row is some eighty calls of a few microseconds of work each around the reading of weights, in which memory
 //! waits.
 //!
+//! Where it has the model's head, too, a call may end in the logits of some tokens, and in the likeliest ids.
+//!
 //! Where the ranks of a group share a model, a block runs in two halves, after each of which they add what they have.
 
 mod adapters;
@@ -27,6 +29,7 @@ use crate::{
     batch::RaggedBatch,
     element::Element,
     finish::Activation,
+    greedy::largest_ids,
     heads::Heads,
     kernel::Kernel,
     linear::OutRows,
@@ -116,12 +119,26 @@ pub struct DecoderTimes {
     pub attention: Duration,
 }
 
+/// What a call leaves that goes on to the head.
+#[derive(Debug)]
+pub struct Logits<'a, E> {
+    /// The tokens whose logits are wanted, in this order; None: all.
+    pub places: Option<&'a [i32]>,
+    /// `[places, outputs of the head]`
+    pub logits: &'a mut [E],
+    /// Of each row of logits the id of the largest, the first of equals; −1 where one is NaN, or all are minus infinity. None
+    /// if the caller does not ask.
+    pub ids: Option<&'a mut [i32]>,
+}
+
 /// Blocks of a model, and the norm at its end where they are the last ones. Their weights are packed.
 #[derive(Debug)]
 pub struct Decoder {
     blocks: Vec<DecoderBlock>,
     /// None: other blocks follow elsewhere.
     last_norm: Option<DecoderNorm>,
+    /// From the normed stream to the logits; None: something else computes them.
+    head: Option<Arc<PackedLinear>>,
     heads: Heads,
     hidden_size: usize,
     /// The widest MLP.
@@ -187,7 +204,31 @@ impl Decoder {
             }
             inner_size = inner_size.max(parts.up.out_features());
         }
-        Ok(Self { blocks, last_norm, heads, hidden_size, inner_size, room: Mutex::new(None) })
+        Ok(Self { blocks, last_norm, head: None, heads, hidden_size, inner_size, room: Mutex::new(None) })
+    }
+
+    /// Adds the model's head.
+    ///
+    /// # Errors
+    ///
+    /// It takes another stream, or no norm is before it.
+    pub fn with_head(self, head: Arc<PackedLinear>) -> Result<Self, DecoderError> {
+        let (found, expected) = (head.in_features(), self.hidden_size);
+        if self.last_norm.is_none() {
+            return Err(DecoderError::Head(
+                "a head takes the normed stream, but there is no norm at the end",
+            ));
+        }
+        if found != expected {
+            return Err(DecoderError::HeadFeatures { found, expected });
+        }
+        Ok(Self { head: Some(head), ..self })
+    }
+
+    /// Logits of a token; None: there is no head.
+    #[must_use]
+    pub fn vocab_size(&self) -> Option<usize> {
+        self.head.as_ref().map(|head| head.out_features())
     }
 
     /// Blocks.
@@ -258,23 +299,11 @@ impl Decoder {
         threads: &Threads,
         out: &mut [E],
     ) -> Result<DecoderTimes, DecoderError> {
-        let (found, expected) = (cache_of_block.len(), self.blocks.len());
-        if found != expected {
-            return Err(DecoderError::Caches { found, expected });
-        }
-        self.check_layout(layout)?;
-        let num_tokens = batch.num_tokens();
-        self.blocks.iter().try_for_each(|block| block.check_rotary(rotary))?;
-        adapters::check(adapters, expected, num_tokens)?;
+        let (num_tokens, width) = (batch.num_tokens(), self.hidden_size);
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let mut step = Step::<E>::new(self, num_tokens, &mut room)?;
-        for (number, (block, &index)) in self.blocks.iter().zip(cache_of_block).enumerate() {
-            let found = caches.len();
-            let cache = caches.get_mut(index).ok_or(DecoderError::CacheIndex { index, found })?;
-            step.adapt(adapters, number);
-            step.run(block, batch, hidden, cache, layout, rotary, threads)?;
-        }
-        let width = self.hidden_size;
+        step.adapt(adapters);
+        self.run_blocks(&mut step, None, batch, hidden, caches, cache_of_block, layout, rotary, threads)?;
         let Some(last_norm) = &self.last_norm else {
             let (found, expected) = (out.len(), num_tokens * width);
             let (Some(out), Some(stream)) = (out.get_mut(..expected), hidden.get(..expected)) else {
@@ -287,6 +316,89 @@ impl Decoder {
         let kernel = Kernel::best_for_products();
         norm(&last_norm.of(), from, num_tokens, Sum::None, kernel, threads, to)?;
         Ok(step.finish())
+    }
+
+    /// As `run_adapted`, up to the logits.
+    ///
+    /// # Errors
+    ///
+    /// As `run_adapted`; there is no head, places outside the step, more of them than tokens, or arrays of
+    /// other sizes.
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
+    pub fn run_to_logits<E: Element>(
+        &self,
+        batch: &RaggedBatch,
+        hidden: &mut [E],
+        caches: &mut [&mut [E]],
+        cache_of_block: &[usize],
+        layout: CacheLayout,
+        rotary: &[Rotary<'_>],
+        adapters: &[AdapterTokens<'_>],
+        threads: &Threads,
+        wanted: Logits<'_, E>,
+    ) -> Result<DecoderTimes, DecoderError> {
+        let num_tokens = batch.num_tokens();
+        let (Some(head), Some(last_norm)) = (&self.head, &self.last_norm) else {
+            return Err(DecoderError::Head("logits are asked for, but the decoder has no head"));
+        };
+        let Logits { places, logits, ids } = wanted;
+        let num_rows = places.map_or(num_tokens, <[i32]>::len);
+        let is_place = |place: &i32| usize::try_from(*place).is_ok_and(|place| place < num_tokens);
+        if let Some(&place) = places.unwrap_or_default().iter().find(|place| !is_place(place)) {
+            return Err(DecoderError::Place { place, num_tokens });
+        }
+        for (name, found, expected) in [
+            ("logits", logits.len(), num_rows.saturating_mul(head.out_features())),
+            ("ids", ids.as_ref().map_or(num_rows, |ids| ids.len()), num_rows),
+            // There is room for so many normed rows.
+            ("places", num_rows, num_rows.min(num_tokens)),
+        ] {
+            if found != expected {
+                return Err(DecoderError::Logits { name, found, expected });
+            }
+        }
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut step = Step::<E>::new(self, num_tokens, &mut room)?;
+        step.adapt(adapters);
+        let after = Some(&**head);
+        self.run_blocks(&mut step, after, batch, hidden, caches, cache_of_block, layout, rotary, threads)?;
+        // The next step begins with the first block.
+        let next = self.blocks.first().map(|block| &*block.qkv);
+        step.project(last_norm, head, next, hidden, places, threads, logits)?;
+        if let Some(ids) = ids {
+            largest_ids(logits, head.out_features(), threads, ids);
+        }
+        Ok(step.finish())
+    }
+
+    /// The blocks over a step's tokens; `after` is the layer whose product follows soon.
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
+    fn run_blocks<'a, E: Element>(
+        &'a self,
+        step: &mut Step<'a, E>,
+        after: Option<&'a PackedLinear>,
+        batch: &RaggedBatch,
+        hidden: &mut [E],
+        caches: &mut [&mut [E]],
+        cache_of_block: &[usize],
+        layout: CacheLayout,
+        rotary: &[Rotary<'_>],
+        threads: &Threads,
+    ) -> Result<(), DecoderError> {
+        let (found, expected) = (cache_of_block.len(), self.blocks.len());
+        if found != expected {
+            return Err(DecoderError::Caches { found, expected });
+        }
+        self.check_layout(layout)?;
+        self.blocks.iter().try_for_each(|block| block.check_rotary(rotary))?;
+        step.check_adapters(expected)?;
+        for (number, (block, &index)) in self.blocks.iter().zip(cache_of_block).enumerate() {
+            let found = caches.len();
+            let cache = caches.get_mut(index).ok_or(DecoderError::CacheIndex { index, found })?;
+            step.begin_block(number, self.blocks.get(number + 1).map(|block| &*block.qkv).or(after));
+            step.run(block, batch, hidden, cache, layout, rotary, threads)?;
+        }
+        Ok(())
     }
 
     /// The first half of a block, for a stream that others add to between the halves: attention.
@@ -340,6 +452,7 @@ impl Decoder {
         let parts = self.half_of(block)?;
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let mut step = Step::<E>::new(self, num_tokens, &mut room)?;
+        step.begin_block(block, self.blocks.get(block + 1).map(|next| &*next.qkv));
         step.multiply(parts, adds, hidden, threads)?;
         Ok(step.finish())
     }

@@ -31,6 +31,7 @@
 //! the compiler makes of arrays; [`Kernel::available`] says which of them this machine runs. [`reference`](mod@reference)
 //! is what attention is compared with; products and norms are compared with sums in 64 bits. [`Threads`] share the work.
 
+mod ahead;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub mod attention;
@@ -45,6 +46,7 @@ pub mod element;
 pub mod finish;
 mod gate_row;
 pub mod gates;
+mod greedy;
 pub mod heads;
 mod instructions;
 pub mod kernel;
@@ -76,7 +78,7 @@ pub use attention::{AttentionError, CacheLayout, TokenRows, attend, write_kv};
 pub use attention_options::AttentionOptions;
 pub use batch::{BatchError, RaggedBatch};
 pub use decoder::{
-    AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes,
+    AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes, Logits,
 };
 pub use element::Element;
 pub use finish::Activation;
@@ -94,6 +96,6 @@ pub use packed::{
 };
 pub use peak::{PeakKind, peak};
 pub use reading::read_once;
-pub use rotary::{Rotary, RotaryError};
+pub use rotary::{Angles, Rotary, RotaryError, Turn};
 pub use threads::Threads;
 pub use tile::CHUNK;

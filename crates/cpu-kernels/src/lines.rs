@@ -7,11 +7,27 @@ use std::{
 };
 
 /// Bytes of a line, as most machines have it; a vector of AVX-512 is one.
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 /// Bytes of a large page.
 const LARGE_PAGE: usize = 2 << 20;
 /// Bytes of a mapping that many share.
 const CHUNK: usize = 64 << 20;
+
+/// Have bytes that are read soon brought into the second cache, on processors that take such a hint. Any address will do.
+#[inline]
+pub(crate) fn ask_for(from: *const u8, num_bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..num_bytes).step_by(LINE) {
+        // SAFETY: a prefetch reads nothing and takes any address; every x86_64 processor has it.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(
+                from.wrapping_add(line).cast(),
+            );
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (from, num_bytes);
+}
 
 /// Plain numbers that any bits are a value of.
 ///

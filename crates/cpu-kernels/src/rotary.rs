@@ -2,15 +2,20 @@
 
 #![allow(clippy::inline_always, reason = "see `simd`")]
 
-use half::bf16;
+use std::sync::{Mutex, PoisonError};
 
+use half::bf16;
 use thiserror::Error;
 
 use crate::{
     norm_row::{load, store},
     number::Number,
     simd::Simd,
+    threads::Threads,
 };
+
+/// Tokens whose angles a thread computes at once.
+const TOGETHER: usize = 64;
 
 /// What is wrong with what heads are turned by.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -63,6 +68,73 @@ impl Rotary<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// How fast pairs of features turn from one position to the next.
+#[derive(Debug, Clone)]
+pub struct Turn {
+    /// Radians per position of each pair.
+    pub inv_freq: Vec<f32>,
+    /// What turned heads are multiplied by.
+    pub scaling: f32,
+}
+
+/// Cosines and sines of the positions of the last step, of each kind of turn.
+#[derive(Debug)]
+pub struct Angles {
+    turns: Vec<Turn>,
+    positions: Vec<i32>,
+    /// Of each kind, as in [`Rotary`].
+    cos_sin: Vec<[Vec<f32>; 2]>,
+}
+
+impl Angles {
+    /// Of no step yet.
+    #[must_use]
+    pub fn new(turns: Vec<Turn>) -> Self {
+        let cos_sin = turns.iter().map(|_| [Vec::new(), Vec::new()]).collect();
+        Self { turns, positions: Vec::new(), cos_sin }
+    }
+
+    /// Those of a step's tokens; they are computed once for calls with the same positions, one after the other.
+    pub fn of(&mut self, positions: &[i32], threads: &Threads) -> Vec<Rotary<'_>> {
+        if self.positions != positions {
+            self.positions.clear();
+            for (turn, cos_sin) in self.turns.iter().zip(&mut self.cos_sin) {
+                turn.fill(positions, threads, cos_sin);
+            }
+            self.positions.extend(positions);
+        }
+        let widths = self.turns.iter().map(|turn| 2 * turn.inv_freq.len());
+        self.cos_sin.iter().zip(widths).map(|([cos, sin], width)| Rotary { cos, sin, width }).collect()
+    }
+}
+
+impl Turn {
+    fn fill(&self, positions: &[i32], threads: &Threads, [cos, sin]: &mut [Vec<f32>; 2]) {
+        let half = self.inv_freq.len();
+        for numbers in [&mut *cos, &mut *sin] {
+            numbers.clear();
+            numbers.resize(positions.len() * 2 * half, 0.0);
+        }
+        let together = 2 * half * TOGETHER;
+        let parts = positions.chunks(TOGETHER).zip(cos.chunks_mut(together).zip(sin.chunks_mut(together)));
+        let parts: Vec<_> = parts.map(Mutex::new).collect();
+        threads.for_each(parts.len(), parts.len() > 1, |part| {
+            // Each part is taken once: the lock is never waited for.
+            let (positions, (cos, sin)) = &mut *parts[part].lock().unwrap_or_else(PoisonError::into_inner);
+            let rows = cos.chunks_exact_mut(2 * half).zip(sin.chunks_exact_mut(2 * half));
+            for (&position, (cos, sin)) in positions.iter().zip(rows) {
+                let (cos, second_cos) = cos.split_at_mut(half);
+                let (sin, second_sin) = sin.split_at_mut(half);
+                for (i, inv_freq) in self.inv_freq.iter().enumerate() {
+                    let (s, c) = (position as f32 * inv_freq).sin_cos();
+                    let (s, c) = (s * self.scaling, c * self.scaling);
+                    (cos[i], second_cos[i], sin[i], second_sin[i]) = (c, c, -s, s);
+                }
+            }
+        });
     }
 }
 

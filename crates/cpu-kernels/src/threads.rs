@@ -3,6 +3,8 @@
 //! Between two products of a step lie a few microseconds, between two steps some hundred, and waking a thread takes as long. A
 //! helper therefore looks out for the next call for a little while ([`DEFAULT_SPIN`]) before it sleeps. Nothing looks out
 //! while there is nothing to do, and who finds the threads taken by another caller works alone rather than wait.
+//!
+//! A caller may announce what the next call reads ([`Threads::announce`]): threads that wait have it brought near meanwhile.
 
 use std::{
     cell::UnsafeCell,
@@ -16,6 +18,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::ahead::{Ahead, Announced, Reader};
+
 /// How long a helper looks out for the next call before it sleeps: longer than what lies between the last product of a step and
 /// the first of the next.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(500);
@@ -23,6 +27,8 @@ pub const DEFAULT_SPIN: Duration = Duration::from_micros(500);
 const CALLER_SPIN: Duration = Duration::from_micros(200);
 /// Looks between two looks at the clock.
 const LOOKS: u32 = 32;
+/// How often a caller asks for what comes next when a call is over: what it does until then waits no longer for that.
+const CALLER_ASKS: usize = 8;
 
 /// The calling thread and its helpers.
 #[derive(Debug)]
@@ -64,6 +70,14 @@ impl Threads {
     #[must_use]
     pub fn num_threads(&self) -> usize {
         1 + self.helpers.as_ref().map_or(0, |helpers| helpers.handles.len())
+    }
+
+    /// Say what the call after the next one reads, as parts in its order; None if that is not known. Each thread that waits for
+    /// that call asks for the beginning of its own stretch.
+    pub(crate) fn announce(&self, ahead: Option<Ahead>) {
+        if let Some(helpers) = &self.helpers {
+            helpers.shared.announced.set(ahead);
+        }
     }
 
     /// Call `work` for 0 up to `num_parts`, each once, in no order and on any thread; alone when not `shared`.
@@ -130,6 +144,8 @@ struct Shared {
     panicked: AtomicBool,
     num_sleeping: AtomicUsize,
     caller_sleeps: AtomicBool,
+    /// What the call after this one reads.
+    announced: Announced,
     /// Held while going to sleep and while waking.
     sleep: Mutex<()>,
     helpers_wake: Condvar,
@@ -165,6 +181,7 @@ impl Helpers {
             panicked: AtomicBool::new(false),
             num_sleeping: AtomicUsize::new(0),
             caller_sleeps: AtomicBool::new(false),
+            announced: Announced::default(),
             sleep: Mutex::new(()),
             helpers_wake: Condvar::new(),
             caller_wakes: Condvar::new(),
@@ -246,7 +263,12 @@ impl Shared {
         let joined = (self.state.fetch_and(!OPEN, Ordering::AcqRel) & JOINED) as usize;
         // Acquire: what the helpers wrote, released by their last `fetch_add` on `done`.
         let is_done = || self.done.load(Ordering::Acquire) == joined;
-        if spin_until(CALLER_SPIN, is_done) {
+        let mut reader = Reader::new(0, self.next.len());
+        reader.look(&self.announced);
+        if spin_until(CALLER_SPIN, || is_done() || (reader.ask() && is_done())) {
+            for _ in 0..CALLER_ASKS {
+                reader.ask();
+            }
             return;
         }
         // SeqCst: either the helper sees it, or this thread sees below that the helper is done.
@@ -262,12 +284,15 @@ impl Shared {
     /// The life of a helper.
     fn help(&self, thread: usize, spin: Duration) {
         let mut seen = 0;
+        let mut reader = Reader::new(thread, self.next.len());
         loop {
             let is_called = || {
                 // SeqCst: see `Call::run`.
                 let state = self.state.load(Ordering::SeqCst);
                 state & END != 0 || (state & OPEN != 0 && state / CALL != seen)
             };
+            reader.look(&self.announced);
+            while !is_called() && reader.ask() {}
             if !spin_until(spin, is_called) {
                 // SeqCst: ordered before the look at the state, see `Call::run`.
                 self.num_sleeping.fetch_add(1, Ordering::SeqCst);
@@ -310,7 +335,7 @@ impl Shared {
 }
 
 /// Look until `is_true` or the time is up; whether it is true.
-fn spin_until(time: Duration, is_true: impl Fn() -> bool) -> bool {
+fn spin_until(time: Duration, mut is_true: impl FnMut() -> bool) -> bool {
     if is_true() {
         return true;
     }

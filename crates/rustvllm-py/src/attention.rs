@@ -46,6 +46,8 @@ impl CpuAttention {
         Kernel::best(head_dim).name()
     }
 
+    #[pyo3(signature = (block_size, query_start_loc, seq_lens, block_table, slot_mapping, table_rows=None))]
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
     fn plan(
         &self,
         py: Python<'_>,
@@ -54,24 +56,32 @@ impl CpuAttention {
         seq_lens: &Bound<'_, PyAny>,
         block_table: &Bound<'_, PyAny>,
         slot_mapping: &Bound<'_, PyAny>,
+        table_rows: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<CpuAttentionPlan> {
         let query_start_loc = int32_array("query_start_loc", query_start_loc, 1)?;
         let seq_lens = int32_array("seq_lens", seq_lens, 1)?;
         let block_table = int32_array("block_table", block_table, 2)?;
         let slot_mapping = int32_array("slot_mapping", slot_mapping, 1)?;
-        if block_table.shape()[0] != seq_lens.item_count() {
+        let table_rows = table_rows.map(|rows| int32_array("table_rows", rows, 1)).transpose()?;
+        let num_rows = block_table.shape()[0];
+        if table_rows.is_none() && num_rows != seq_lens.item_count() {
             let message = format!(
                 "block_table has {} rows, but seq_lens has {} requests",
-                block_table.shape()[0],
+                num_rows,
                 seq_lens.item_count()
             );
             return Err(PyValueError::new_err(message));
         }
-        let batch = RaggedBatch::new(
+        let rows = table_rows.as_ref().map(int32_slice).transpose()?;
+        // A table that has rows of other requests, too, is large: it is read where it lies.
+        let copied = if rows.is_some() { Vec::new() } else { block_table.to_vec(py)? };
+        let table = if rows.is_some() { int32_slice(&block_table)? } else { &copied };
+        let batch = RaggedBatch::of_rows(
             block_size,
             &query_start_loc.to_vec(py)?,
             &seq_lens.to_vec(py)?,
-            &block_table.to_vec(py)?,
+            table,
+            rows.map(|rows| (num_rows, rows)),
             &slot_mapping.to_vec(py)?,
         );
         let batch = batch.map_err(|error: BatchError| PyValueError::new_err(error.to_string()))?;
@@ -331,7 +341,11 @@ impl<T: buffer::Element> Array<T> {
     }
 }
 
-fn int32_array(name: &str, array: &Bound<'_, PyAny>, dimensions: usize) -> PyResult<PyBuffer<i32>> {
+pub(crate) fn int32_array(
+    name: &str,
+    array: &Bound<'_, PyAny>,
+    dimensions: usize,
+) -> PyResult<PyBuffer<i32>> {
     let view = native_buffer::<i32>(array)
         .map_err(|error| PyTypeError::new_err(format!("{name} must be an array of int32: {error}")))?;
     if view.dimensions() != dimensions {
@@ -339,4 +353,17 @@ fn int32_array(name: &str, array: &Bound<'_, PyAny>, dimensions: usize) -> PyRes
         return Err(PyValueError::new_err(message));
     }
     Ok(view)
+}
+
+/// The elements of an array, where they lie.
+pub(crate) fn int32_slice(view: &PyBuffer<i32>) -> PyResult<&[i32]> {
+    if view.item_count() == 0 {
+        return Ok(&[]);
+    }
+    if !view.is_c_contiguous() || !view.buf_ptr().cast::<i32>().is_aligned() {
+        return Err(PyValueError::new_err("an array of int32 must be C-contiguous and aligned"));
+    }
+    // SAFETY: the view keeps as many elements where they are, which are contiguous and aligned. That no other thread of
+    // Python writes them meanwhile is the caller's part, as with every call of numpy and torch.
+    Ok(unsafe { std::slice::from_raw_parts(view.buf_ptr().cast(), view.item_count()) })
 }

@@ -20,6 +20,7 @@ from rustvllm._core._bench import bench_step as bench_step
 from rustvllm._core._bench import bench_trace as bench_trace
 from rustvllm._core._bench import served_model as served_model
 from rustvllm._core._decoder import CpuAdapter as CpuAdapter
+from rustvllm._core._decoder import CpuCaches as CpuCaches
 from rustvllm._core._decoder import CpuDecoder as CpuDecoder
 from rustvllm._core._decoder import CpuLayerDelta as CpuLayerDelta
 from rustvllm._core._engine import CountedMetrics as CountedMetrics
@@ -76,6 +77,7 @@ __all__ = [
     "CpuAdapter",
     "CpuAttention",
     "CpuAttentionPlan",
+    "CpuCaches",
     "CpuDecoder",
     "CpuLayerDelta",
     "CpuThreads",

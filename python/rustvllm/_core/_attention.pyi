@@ -29,11 +29,13 @@ class CpuAttention:
         seq_lens: npt.NDArray[np.int32],
         block_table: npt.NDArray[np.int32],
         slot_mapping: npt.NDArray[np.int32],
+        table_rows: npt.NDArray[np.int32] | None = None,
     ) -> CpuAttentionPlan:
         """Check and copy a step: arrays as in ``AttentionMetadata``, on the host.
 
-        ``slot_mapping`` may have more tokens than the requests: padding. Raises ``TypeError`` for another dtype,
-        ``ValueError`` naming the value and the limit.
+        With ``table_rows`` the block table has rows of other requests, too, and is contiguous. ``slot_mapping`` may
+        have more tokens than the requests: padding. Raises ``TypeError`` for another dtype, ``ValueError`` naming the
+        value and the limit.
         """
 
 @final

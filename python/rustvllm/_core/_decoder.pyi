@@ -77,6 +77,17 @@ class CpuLayerDelta:
         """
 
 @final
+class CpuCaches:
+    """The KV caches of a decoder's blocks, checked once for all steps."""
+
+    def __new__(cls, kv_caches: Sequence[npt.NDArray[Any]]) -> Self:
+        """A cache for each block is as in ``CpuAttentionPlan.forward``; blocks may have the same one, in turns.
+
+        All are float32, or all bfloat16 seen as uint16, of one shape, writable, contiguous, and overlap nowhere else.
+        Raises ``TypeError`` for another dtype, ``ValueError`` saying what is wrong.
+        """
+
+@final
 class CpuDecoder:
     """Blocks of a model, and the norm at its end if they are the last ones, computed in one call.
 
@@ -85,12 +96,23 @@ class CpuDecoder:
     """
 
     def __new__(
-        cls, blocks: Sequence[CoreBlock], last_norm: _Norm | None, num_heads: int, num_kv_heads: int, head_dim: int
+        cls,
+        blocks: Sequence[CoreBlock],
+        last_norm: _Norm | None,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        turns: Sequence[tuple[npt.NDArray[np.float32], float]] = (),
+        head: PackedLinear | None = None,
     ) -> Self:
         """Parts that stay as they are from now on: their layers can no more be packed anew (``RuntimeError``).
 
         A norm is its weight, its bias (None: an RMS norm) and eps. A block is a dictionary; its keys are those of
         ``PreNormBlock``, with the activation by name. Without a last norm ``forward`` gives the stream as it is.
+        ``turns`` are the frequencies of pairs of features, in radians per position, and the factor on what was turned,
+        of each kind that a block names by its number. With a ``head``, which takes the normed stream, there is
+        ``forward_logits``.
 
         Raises ``ValueError`` for sizes that do not fit, ``TypeError`` for norms that are not float32.
         """
@@ -98,38 +120,52 @@ class CpuDecoder:
         self,
         plan: CpuAttentionPlan,
         hidden: npt.NDArray[Any],
-        kv_caches: Sequence[npt.NDArray[Any]],
+        positions: npt.NDArray[np.int32],
+        kv_caches: CpuCaches,
         out: npt.NDArray[Any],
-        rotary: Sequence[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = (),
         adapters: Sequence[tuple[CpuAdapter, Sequence[int]]] | None = None,
     ) -> tuple[int, int, int]:
         """Run a step's tokens through all blocks, by the threads of the plan.
 
         Returns the ns in norms, rotary positions and gates; in products; and in attention.
 
-        ``hidden``, which is overwritten, and ``out`` are ``[num_tokens, hidden_size]``; a cache for each block is as in
-        ``CpuAttentionPlan.forward``; blocks may have the same one, in turns. All are float32, or all bfloat16 seen as
-        uint16, contiguous, and share memory with nothing else. ``rotary`` has cosines and sines of the tokens,
-        ``[num_tokens, turned features of a head]``, of each kind that a block names by its number. ``adapters`` add to
-        the layers for their tokens, which are given in ascending order. Releases the interpreter.
+        ``hidden``, which is overwritten, and ``out`` are ``[num_tokens, hidden_size]``, ``positions`` the tokens' own.
+        All are of the caches' type, float32 or bfloat16 seen as uint16, contiguous, and share memory with nothing else.
+        ``adapters`` add to the layers for their tokens, which are given in ascending order. Releases the interpreter.
 
         Raises ``TypeError`` for another dtype, ``ValueError`` naming the value and the limit, ``MemoryError`` saying
         how much is needed.
+        """
+    def forward_logits(
+        self,
+        plan: CpuAttentionPlan,
+        hidden: npt.NDArray[Any],
+        positions: npt.NDArray[np.int32],
+        kv_caches: CpuCaches,
+        places: npt.NDArray[np.int32] | None,
+        logits: npt.NDArray[Any],
+        ids: npt.NDArray[np.int32] | None = None,
+        adapters: Sequence[tuple[CpuAdapter, Sequence[int]]] | None = None,
+    ) -> tuple[int, int, int]:
+        """As ``forward``, and on to the logits of the tokens at ``places`` (None: of all), ``[places, vocab_size]``.
+
+        ``ids`` becomes the id of the largest logit of each row, the first of equals; −1 where one is NaN, or all are
+        minus infinity. Raises ``ValueError`` for a decoder without a head, too.
         """
     def attend(
         self,
         plan: CpuAttentionPlan,
         block: int,
         hidden: npt.NDArray[Any],
-        kv_cache: npt.NDArray[Any],
-        rotary: Sequence[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = (),
+        positions: npt.NDArray[np.int32],
+        kv_caches: CpuCaches,
         *,
         adds: bool = True,
     ) -> tuple[int, int, int]:
         """Run the first half of a block, attention, for a stream that others add to between the halves.
 
         ``hidden`` is the stream before and after it; without ``adds`` the result takes the stream's place, so that it
-        may be added to another's. Arrays, times and errors are those of ``forward``, with the cache of this block.
+        may be added to another's. Arrays, times and errors are those of ``forward``.
         Raises ``ValueError`` for a block whose MLP reads what attention read, and for one with norms after its parts.
         """
     def multiply(

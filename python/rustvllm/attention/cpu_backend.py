@@ -27,7 +27,7 @@ class CPUAttentionBackend:
     """
 
     name = "cpu"
-    takes_table_rows = False
+    takes_table_rows = True
 
     def __init__(self, threads: _core.CpuThreads | int) -> None:
         self._attention = _core.CpuAttention(threads)
@@ -38,6 +38,7 @@ class CPUAttentionBackend:
         Raises:
             ValueError: A block, slot or length that cannot be.
         """
+        rows = metadata.table_rows
         return CPUAttentionPlan(
             self._attention.plan(
                 metadata.block_size,
@@ -45,6 +46,7 @@ class CPUAttentionBackend:
                 metadata.seq_lens,
                 metadata.block_table.numpy(),
                 metadata.slot_mapping.numpy(),
+                None if rows is None else rows.numpy(),
             )
         )
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rustvllm import _core
 from rustvllm.layers.activation import Activation
 from rustvllm.layers.linear import Linear
+from rustvllm.layers.rotary import RotaryEmbedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class PreNormBlock:
         activation: Of the features, or of the gates.
         down: From the features to the stream.
         head_norms: Of each query's head and of each key's, before they are turned; None: there are none.
-        rotary: Which of the step's cosines and sines queries and keys are turned by; None: positions are in the stream.
+        rotary: Which of the decoder's turns queries and keys are turned by; None: positions are in the stream.
         sliding_window: Tokens that a query sees, itself included; None: all.
         soft_cap: See ``AttentionPlan.forward``.
         is_gated: Whether the activation's result is a factor of each feature.
@@ -63,37 +64,79 @@ class PreNormBlock:
 
 @dataclass(frozen=True, slots=True)
 class PreNormDecoder:
-    """All blocks that a rank has, and the norm at the model's end; None: another stage has that."""
+    """All blocks that a rank has, and what follows them.
+
+    Attributes:
+        blocks: One after the other.
+        last_norm: At the model's end; None: another stage has that.
+        turns: What blocks turn heads by.
+        ends_in_head: Whether the head takes what the norm gives.
+    """
 
     blocks: tuple[PreNormBlock, ...]
     last_norm: nn.Module | None
+    turns: tuple[RotaryEmbedding, ...] = ()
+    ends_in_head: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLogits:
+    """What a decoder with a head leaves.
+
+    Attributes:
+        logits: ``[num_rows, vocab_size]``.
+        ids: int32 ``[num_rows]``, of the largest logit of each row, the first of equals; negative where one is NaN, or
+            all are minus infinity. None if the caller did not ask.
+    """
+
+    logits: Tensor
+    ids: Tensor | None
 
 
 class DecoderKernel(Protocol):
     """Runs a ``PreNormDecoder`` in one call; it computes what the modules compute."""
 
-    def takes(self, hidden: Tensor, attention: object) -> bool:
+    def takes(self, num_tokens: int, attention: object) -> bool:
         """Whether it runs a step of so many tokens, whose attention was planned so; else the modules do."""
         ...
 
-    def forward(
-        self,
-        hidden: Tensor,
-        kv_caches: Sequence[Tensor],
-        attention: object,
-        rotary: Sequence[tuple[Tensor, Tensor]] = (),
-    ) -> Tensor:
+    def takes_head(self, num_rows: int) -> bool:
+        """Whether it goes on to so many rows of logits; else something else computes them."""
+        ...
+
+    def forward(self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: object) -> Tensor:
         """All blocks and the last norm, if there is one.
 
         Args:
             hidden: ``[num_tokens, hidden_size]``, the embedded tokens; it may be overwritten.
+            positions: int32 ``[num_tokens]``, of each token in its own sequence.
             kv_caches: Of each block, written and read.
             attention: The step's plan.
-            rotary: Cosines and sines of the tokens' positions as ``RotaryEmbedding.cos_sin`` gives them, in float32,
-                of each kind that blocks turn their heads by.
 
         Returns:
             ``[num_tokens, hidden_size]``, normalised if there is a norm.
+        """
+        ...
+
+    def forward_logits(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[Tensor],
+        attention: object,
+        places: Tensor | None,
+        *,
+        chooses: bool,
+    ) -> DecoderLogits:
+        """All blocks, the last norm and the head, of a kernel that takes both; see ``forward``.
+
+        Args:
+            hidden: As for ``forward``, and so are the next three.
+            positions: Likewise.
+            kv_caches: Likewise.
+            attention: Likewise.
+            places: int32 ``[num_rows]``, the tokens whose logits are wanted, each once; None: all, in order.
+            chooses: Whether the largest logits are asked for.
         """
         ...
 

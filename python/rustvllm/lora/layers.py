@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from rustvllm import _core
 from rustvllm.layers.activation import Activation
-from rustvllm.layers.decoder import AdaptableDecoder, DecoderKernel
+from rustvllm.layers.decoder import AdaptableDecoder, DecoderKernel, DecoderLogits
 from rustvllm.layers.host_array import host_array
 from rustvllm.layers.linear import Linear, plain_linear
 from rustvllm.lora.device_table import DeviceTable, Send, StepAdapters
@@ -263,25 +263,44 @@ class DecoderWithAdapters:
         """Forget an adapter."""
         self._adapters.pop(number, None)
 
-    def takes(self, hidden: Tensor, attention: object) -> bool:
+    def takes(self, num_tokens: int, attention: object) -> bool:
         """See ``DecoderKernel.takes``."""
         has_all = all(adapter in self._adapters for adapter, _ in self._step.runs)
-        return has_all and self._inner.takes(hidden, attention)
+        return has_all and self._inner.takes(num_tokens, attention)
 
-    def forward(
+    def takes_head(self, num_rows: int) -> bool:
+        """See ``DecoderKernel.takes_head``; adapters change no head."""
+        return self._inner.takes_head(num_rows)
+
+    def forward(self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: object) -> Tensor:
+        """See ``DecoderKernel.forward``."""
+        with self._adding():
+            return self._inner.forward(hidden, positions, kv_caches, attention)
+
+    def forward_logits(
         self,
         hidden: Tensor,
+        positions: Tensor,
         kv_caches: Sequence[Tensor],
         attention: object,
-        rotary: Sequence[tuple[Tensor, Tensor]] = (),
-    ) -> Tensor:
-        """See ``DecoderKernel.forward``."""
+        places: Tensor | None,
+        *,
+        chooses: bool,
+    ) -> DecoderLogits:
+        """See ``DecoderKernel.forward_logits``."""
+        with self._adding():
+            return self._inner.forward_logits(hidden, positions, kv_caches, attention, places, chooses=chooses)
+
+    @contextmanager
+    def _adding(self) -> Iterator[None]:
+        """The step's adapters are added within."""
         if not self._step.runs:
-            return self._inner.forward(hidden, kv_caches, attention, rotary)
+            yield
+            return
         assert isinstance(self._inner, AdaptableDecoder)
         self._inner.adapters = [(self._adapters[adapter], rows) for adapter, rows in self._step.runs]
         try:
-            return self._inner.forward(hidden, kv_caches, attention, rotary)
+            yield
         finally:
             self._inner.adapters = ()
 

@@ -115,13 +115,13 @@ class GPT2LMHeadModel(CausalLM):
     def run_layers(
         self,
         hidden: Tensor,
-        positions: Tensor,  # noqa: ARG002 -- they are in the stream
+        positions: Tensor,
         kv_caches: Sequence[Tensor],
         attention: AttentionPlan,
     ) -> Tensor:
         """See ``CausalLM.run_layers``."""
-        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
-            return self.decoder_kernel.forward(hidden, kv_caches, attention)
+        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden.shape[0], attention):
+            return self.decoder_kernel.forward(hidden, positions, kv_caches, attention)
         blocks: list[Any] = list(self.h)
         norms: list[Any] = [*(block.ln_1 for block in blocks), self.ln_f]
         normed: Tensor = norms[0](hidden)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan, rotary_plan
@@ -141,9 +140,8 @@ class GPTNeoXForCausalLM(CausalLM):
         self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
     ) -> Tensor:
         """See ``CausalLM.run_layers``."""
-        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
-            rotary = self.rotary.cos_sin(positions, torch.float32)
-            return self.decoder_kernel.forward(hidden, kv_caches, attention, (rotary,))
+        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden.shape[0], attention):
+            return self.decoder_kernel.forward(hidden, positions, kv_caches, attention)
         angles = self.rotary.angles(positions, hidden.dtype)
         layers: list[Any] = list(self.layers)
         norms: list[Any] = [*(layer.input_layernorm for layer in layers), self.final_layer_norm]
@@ -155,7 +153,7 @@ class GPTNeoXForCausalLM(CausalLM):
     def decoder_outline(self) -> PreNormDecoder:
         """See ``CausalLM.decoder_outline``."""
         blocks = (layer.outline() for layer in self.layers if isinstance(layer, GPTNeoXLayer))
-        return PreNormDecoder(tuple(blocks), self.final_layer_norm)
+        return PreNormDecoder(tuple(blocks), self.final_layer_norm, (self.rotary,))
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """See ``CausalLM.checkpoint_tensors``: the embedding has a name of its own."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
-from rustvllm.layers.decoder import DecoderKernel, PreNormDecoder
+from rustvllm.layers.decoder import DecoderKernel, DecoderLogits, PreNormDecoder
 from rustvllm.layers.linear import Embedding, Linear, LinearKernel, plain_linear
 from rustvllm.layers.parallel import (
     NoEmbedding,
@@ -41,6 +41,7 @@ class CausalLM(nn.Module, ABC):
         head_kernel: What computes a head that is the embedding; None: torch.
         decoder_kernel: What runs all blocks in one call; None: the modules do, one after the other.
         head_name: What checkpoints call the head's weight, after the prefix.
+        logit_cap: Logits become ``cap · tanh(logits / cap)``; None: they stay as the head gives them.
     """
 
     hidden_size: int
@@ -55,6 +56,7 @@ class CausalLM(nn.Module, ABC):
     head_kernel: LinearKernel | None = None
     decoder_kernel: DecoderKernel | None = None
     head_name: str = "lm_head.weight"
+    logit_cap: float | None = None
 
     @abstractmethod
     def __init__(self, hf_config: Mapping[str, Any], max_model_len: int) -> None:
@@ -180,6 +182,42 @@ class CausalLM(nn.Module, ABC):
 
     def own_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Those of this rank's part of the vocabulary."""
+        return cap_logits(self._project(hidden, out), self.logit_cap)
+
+    def forward_logits(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[Tensor],
+        attention: AttentionPlan,
+        places: Tensor | None,
+        *,
+        chooses: bool,
+    ) -> DecoderLogits | None:
+        """Run the decoder up to the logits in one call; None, and nothing is computed, where ``decoder_kernel`` cannot.
+
+        Args:
+            input_ids: As for ``forward``, and so are the next three.
+            positions: Likewise.
+            kv_caches: Likewise.
+            attention: Likewise.
+            places: int32 ``[num_rows]``, the tokens whose logits are wanted, each once; None: all, in order.
+            chooses: Whether the largest logits are asked for.
+        """
+        kernel, num_tokens = self.decoder_kernel, input_ids.shape[0]
+        if kernel is None or not (self.stage.is_first and self.stage.is_last):
+            return None
+        num_rows = num_tokens if places is None else places.shape[0]
+        if not kernel.takes(num_tokens, attention) or not kernel.takes_head(num_rows):
+            return None
+        hidden = self.embed(input_ids, positions)
+        # What is equal when it is capped may differ before: who wants the first of the largest looks for it after that.
+        chooses = chooses and self.logit_cap is None
+        result = kernel.forward_logits(hidden, positions, kv_caches, attention, places, chooses=chooses)
+        cap_logits(result.logits, self.logit_cap)
+        return result
+
+    def _project(self, hidden: Tensor, out: Tensor | None) -> Tensor:
         if out is not None and self.group.size == 1 and (weight := self._plain_head()) is not None:
             return torch.mm(hidden, weight.t(), out=out)
         if self.lm_head is not None:
@@ -203,6 +241,11 @@ class CausalLM(nn.Module, ABC):
             head = VocabHead(weight.shape[1], self.vocab_size).to(device=weight.device, dtype=weight.dtype)
         self.lm_head = head
         return head
+
+
+def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
+    """``cap · tanh(logits / cap)``, in place."""
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 def _stored(module: nn.Module) -> dict[str, Tensor]:

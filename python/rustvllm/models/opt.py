@@ -136,13 +136,13 @@ class OPTForCausalLM(CausalLM):
     def run_layers(
         self,
         hidden: Tensor,
-        positions: Tensor,  # noqa: ARG002 -- they are in the stream
+        positions: Tensor,
         kv_caches: Sequence[Tensor],
         attention: AttentionPlan,
     ) -> Tensor:
         """See ``CausalLM.run_layers``; where words are narrower than the stream, so is what is returned."""
-        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
-            hidden = self.decoder_kernel.forward(hidden, kv_caches, attention)
+        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden.shape[0], attention):
+            hidden = self.decoder_kernel.forward(hidden, positions, kv_caches, attention)
         else:
             layers: list[Any] = list(self.layers)
             norms: list[Any] = [*(layer.first_norm for layer in layers), self.final_layer_norm]
@@ -157,7 +157,9 @@ class OPTForCausalLM(CausalLM):
         if not self._has_outline or not all(layer.norm_first for layer in self.layers):
             return None
         return PreNormDecoder(
-            tuple(layer.outline() for layer in self.layers if isinstance(layer, OPTLayer)), self.final_layer_norm
+            tuple(layer.outline() for layer in self.layers if isinstance(layer, OPTLayer)),
+            self.final_layer_norm,
+            ends_in_head=self.project_out is None,
         )
 
 

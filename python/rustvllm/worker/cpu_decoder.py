@@ -1,8 +1,9 @@
 """All blocks of a model in one call of the Rust core, where each of their parts is the core's already.
 
 Module by module a step is some eighty calls, each of which Python prepares while the memory waits. The core's one call
-does the same work in the same order, bit for bit but for two things that the modules let torch do: the turns of heads
-and the gates of MLPs, which here are rounded once. The modules remain what runs where any part is computed by something
+does the same work in the same order, bit for bit but for what the modules let torch do: the turns of heads and the
+gates of MLPs, which here are rounded once, and the angles' sines. The head is part of the call where the core has it,
+too, and so is the choice of the likeliest ids. The modules remain what runs where any part is computed by something
 else, or where ``RUSTVLLM_DECODER=modules`` asks for them. Where ranks share the model, a block is two calls, after each
 of which the ranks add what they have; blocks that have no halves stay with their modules there.
 """
@@ -10,6 +11,7 @@ of which the ranks add what they have; blocks that have no halves stay with thei
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,9 +23,9 @@ from rustvllm import _core, envs
 from rustvllm.attention.cpu_backend import CPUAttentionPlan
 from rustvllm.layers.cpu_linear import NUM_ROW_CLASSES, CoreLinear, LinearByRows, core_activation, row_class
 from rustvllm.layers.cpu_norm import CoreNorm, NormParts
-from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
+from rustvllm.layers.decoder import DecoderLogits, PreNormBlock, PreNormDecoder
 from rustvllm.layers.host_array import host_array
-from rustvllm.layers.linear import Linear
+from rustvllm.layers.linear import Linear, LinearKernel
 from rustvllm.layers.parallel import RowLinear
 from rustvllm.logger import init_logger
 from rustvllm.models.interface import CausalLM
@@ -38,8 +40,9 @@ class CoreDecoder:
     """See ``DecoderKernel``.
 
     Args:
-        core: The blocks.
+        core: The blocks, and perhaps the head.
         row_classes: Of each class of rows, whether the core computes every part.
+        head_classes: Likewise, whether it goes on to the head.
         outline: The same blocks.
 
     Attributes:
@@ -47,33 +50,82 @@ class CoreDecoder:
         adapters: See ``AdaptableDecoder``.
     """
 
-    def __init__(self, core: _core.CpuDecoder, row_classes: Sequence[bool], outline: PreNormDecoder) -> None:
+    def __init__(
+        self,
+        core: _core.CpuDecoder,
+        row_classes: Sequence[bool],
+        head_classes: Sequence[bool],
+        outline: PreNormDecoder,
+        vocab_size: int,
+    ) -> None:
         self._core = core
-        self._row_classes = tuple(row_classes)
+        self._row_classes, self._head_classes = tuple(row_classes), tuple(head_classes)
         self._outline = outline
+        self._vocab_size = vocab_size
+        self._caches: tuple[Sequence[Tensor], _core.CpuCaches] | None = None
         self.times = (0, 0, 0)
         self.adapters: Sequence[tuple[_core.CpuAdapter, Sequence[int]]] = ()
 
-    def takes(self, hidden: Tensor, attention: object) -> bool:
+    def takes(self, num_tokens: int, attention: object) -> bool:
         """See ``DecoderKernel.takes``."""
-        return isinstance(attention, CPUAttentionPlan) and self._row_classes[row_class(hidden.shape[0])]
+        return isinstance(attention, CPUAttentionPlan) and self._row_classes[row_class(num_tokens)]
 
-    def forward(
-        self,
-        hidden: Tensor,
-        kv_caches: Sequence[Tensor],
-        attention: object,
-        rotary: Sequence[tuple[Tensor, Tensor]] = (),
-    ) -> Tensor:
+    def takes_head(self, num_rows: int) -> bool:
+        """See ``DecoderKernel.takes_head``."""
+        return self._head_classes[row_class(num_rows)]
+
+    def forward(self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: object) -> Tensor:
         """See ``DecoderKernel.forward``."""
         assert isinstance(attention, CPUAttentionPlan)
         hidden = hidden.contiguous()
         out = torch.empty_like(hidden)
-        caches = [host_array(cache) for cache in kv_caches]
         self.times = self._core.forward(
-            attention.core, host_array(hidden), caches, host_array(out), _cos_sin(rotary), self.adapters or None
+            attention.core,
+            host_array(hidden),
+            _int32(positions),
+            self._core_caches(kv_caches),
+            host_array(out),
+            self.adapters or None,
         )
         return out
+
+    def forward_logits(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[Tensor],
+        attention: object,
+        places: Tensor | None,
+        *,
+        chooses: bool,
+    ) -> DecoderLogits:
+        """See ``DecoderKernel.forward_logits``."""
+        assert isinstance(attention, CPUAttentionPlan)
+        hidden = hidden.contiguous()
+        num_rows = hidden.shape[0] if places is None else places.shape[0]
+        logits = torch.empty((num_rows, self._vocab_size), dtype=hidden.dtype)
+        ids = torch.empty(num_rows, dtype=torch.int32) if chooses else None
+        self.times = self._core.forward_logits(
+            attention.core,
+            host_array(hidden),
+            _int32(positions),
+            self._core_caches(kv_caches),
+            None if places is None else _int32(places),
+            host_array(logits),
+            None if ids is None else ids.numpy(),
+            self.adapters or None,
+        )
+        return DecoderLogits(logits, ids)
+
+    def _core_caches(self, kv_caches: Sequence[Tensor]) -> _core.CpuCaches:
+        """The caches as the core keeps them; those of the last step are known."""
+        if (
+            self._caches is None
+            or len(kv_caches) != len(self._caches[0])
+            or not all(map(is_, kv_caches, self._caches[0]))
+        ):
+            self._caches = tuple(kv_caches), _core.CpuCaches([host_array(cache) for cache in kv_caches])
+        return self._caches[1]
 
     def make_adapter(self, deltas: Mapping[int, _core.CpuLayerDelta]) -> _core.CpuAdapter | None:
         """See ``AdaptableDecoder``; where an activation follows in the same pass, modules add to it."""
@@ -100,7 +152,7 @@ class SharedCoreDecoder(CoreDecoder):
     """
 
     def __init__(self, core: _core.CpuDecoder, row_classes: Sequence[bool], outline: PreNormDecoder) -> None:
-        super().__init__(core, row_classes, outline)
+        super().__init__(core, row_classes, [False] * NUM_ROW_CLASSES, outline, vocab_size=0)
         self._sums = [(_shared(block.out), _shared(block.down)) for block in outline.blocks]
         self._last_norm = outline.last_norm
         self.num_spans = 0
@@ -109,21 +161,14 @@ class SharedCoreDecoder(CoreDecoder):
         """None: the halves add none."""
         return None
 
-    def forward(
-        self,
-        hidden: Tensor,
-        kv_caches: Sequence[Tensor],
-        attention: object,
-        rotary: Sequence[tuple[Tensor, Tensor]] = (),
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: object) -> Tensor:
         """See ``DecoderKernel.forward``."""
         assert isinstance(attention, CPUAttentionPlan)
         hidden, plan = hidden.contiguous(), attention.core
-        stream = host_array(hidden)
-        cos_sin = _cos_sin(rotary)
+        stream, at, caches = host_array(hidden), _int32(positions), self._core_caches(kv_caches)
         times = []
-        for index, ((out, down), cache) in enumerate(zip(self._sums, kv_caches, strict=True)):
-            times.append(self._core.attend(plan, index, stream, host_array(cache), cos_sin, adds=out.adds_residual))
+        for index, (out, down) in enumerate(self._sums):
+            times.append(self._core.attend(plan, index, stream, at, caches, adds=out.adds_residual))
             out.sum_over_ranks(hidden)
             times.append(self._core.multiply(plan, index, stream, adds=down.adds_residual))
             down.sum_over_ranks(hidden)
@@ -143,10 +188,13 @@ def use_core_decoder(model: CausalLM) -> None:
         return
     row_classes = [_takes_all(outline, index) for index in range(NUM_ROW_CLASSES)]
     if any(row_classes):
-        core = _make_core(outline, model)
-        model.decoder_kernel = (
-            SharedCoreDecoder(core, row_classes, outline) if is_shared else CoreDecoder(core, row_classes, outline)
-        )
+        if is_shared:
+            model.decoder_kernel = SharedCoreDecoder(_make_core(outline, model, None), row_classes, outline)
+        else:
+            heads = [_head(model, outline, index) for index in range(NUM_ROW_CLASSES)]
+            core = _make_core(outline, model, next((head.packed for head in heads if head is not None), None))
+            head_classes = [head is not None for head in heads]
+            model.decoder_kernel = CoreDecoder(core, row_classes, head_classes, outline, model.vocab_size)
         logger.debug("decoder blocks in one call of the core: %s", row_classes)
 
 
@@ -170,20 +218,31 @@ def _linears(block: PreNormBlock) -> tuple[Linear, ...]:
     return block.qkv, block.out, block.up, block.down
 
 
+def _head(model: CausalLM, outline: PreNormDecoder, index: int) -> CoreLinear | None:
+    """The head, if this rank has it behind the blocks and the core computes this class of rows."""
+    if outline.last_norm is None or not outline.ends_in_head:
+        return None
+    return _core_kernel(model.head_kernel if model.lm_head is None else model.lm_head.kernel, index)
+
+
 def _core_linear(linear: Linear, index: int) -> CoreLinear | None:
     """The core's kernel, if that computes this class of rows."""
-    kernel = linear.kernel
+    return _core_kernel(linear.kernel, index)
+
+
+def _core_kernel(kernel: LinearKernel | None, index: int) -> CoreLinear | None:
     if isinstance(kernel, LinearByRows):
         kernel = kernel.kernel_of(index)
     return kernel if isinstance(kernel, CoreLinear) else None
 
 
-def _make_core(outline: PreNormDecoder, model: CausalLM) -> _core.CpuDecoder:
+def _make_core(outline: PreNormDecoder, model: CausalLM, head: _core.PackedLinear | None) -> _core.CpuDecoder:
     blocks = list(map(_core_block, outline.blocks))
     spec = model.kv_cache_spec
     num_heads = outline.blocks[0].out.weight.shape[1] // spec.head_dim
     last_norm = None if outline.last_norm is None else _norm(outline.last_norm)
-    return _core.CpuDecoder(blocks, last_norm, num_heads, spec.num_kv_heads, spec.head_dim)
+    turns = [(turn.inv_freq.float().numpy(), turn.attention_scaling) for turn in outline.turns]
+    return _core.CpuDecoder(blocks, last_norm, num_heads, spec.num_kv_heads, spec.head_dim, turns=turns, head=head)
 
 
 def _core_block(block: PreNormBlock) -> CoreBlock:
@@ -209,16 +268,8 @@ def _core_block(block: PreNormBlock) -> CoreBlock:
     }
 
 
-_CosSin = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
-
-
-def _cos_sin(rotary: Sequence[tuple[Tensor, Tensor]]) -> list[_CosSin]:
-    return [(_rows(cos), _rows(sin)) for cos, sin in rotary]
-
-
-def _rows(cos_or_sin: Tensor) -> npt.NDArray[np.float32]:
-    """``[num_tokens, 1, features]`` as the core takes it."""
-    array: npt.NDArray[np.float32] = cos_or_sin[:, 0].contiguous().numpy()
+def _int32(tensor: Tensor) -> npt.NDArray[np.int32]:
+    array: npt.NDArray[np.int32] = tensor.to(torch.int32).numpy()
     return array
 
 

@@ -43,6 +43,11 @@ class _SampledRows:
     any_penalties: bool
     rules: SelectedRules | None
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether the metadata says all there is to say of any step."""
+        return self.random is None and self.rules is None and not self.any_min_tokens and not self.any_penalties
+
 
 class InputBatch:
     """Rows of at most ``max_num_seqs`` requests.
@@ -136,10 +141,13 @@ class InputBatch:
             drafts: What of these tokens is guessed; None if nothing is, so that each row is there once.
         """
         sampled = self._sampled_last
-        if sampled is None or not sampled.is_lasting or not np.array_equal(sampled.rows, rows):
+        if sampled is None or not sampled.is_lasting or sampled.rows.tobytes() != rows.tobytes():
             # Each step with drafts has other rows of logits: what is sent for it alone goes with the rest of it.
             send = step.stage if drafts is not None and self.device.type == "cuda" else self._send
             sampled = self._sampled_last = self._parameters(rows, send)
+        processors = self.extras.processors.arrange(rows)
+        if sampled.is_steady and processors is None:
+            return sampled.metadata
         masked_rows = masked_ids = penalties = None
         if sampled.any_min_tokens:
             ints = self._sampling_int[rows]
@@ -154,7 +162,7 @@ class InputBatch:
             masked_ids=masked_ids,
             penalties=penalties,
             rules=None if sampled.rules is None else self.extras.rules.now(sampled.rules, drafts),
-            processors=self.extras.processors.arrange(rows),
+            processors=processors,
         )
 
     def _parameters(self, rows: npt.NDArray[np.int32], send: _Send) -> _SampledRows:

@@ -177,7 +177,10 @@ class GPUModelRunner:
                 drafts,
             )
         asked = self._stage_prompt_targets(output, step) if output.num_prompt_logprobs else None
-        forward = self._stage_forward(output, step)
+        # What asks for no more may be computed together with the model.
+        to_logits = num_sampled > 0 and asked is None
+        chooses = to_logits and drafts is None and metadata.all_greedy and metadata.is_plain
+        forward = self._stage_forward(output, step, to_logits=to_logits, chooses=chooses)
         step.send()
         self.input_batch.write_block_table()
         if self.draft_model is None:
@@ -192,7 +195,8 @@ class GPUModelRunner:
         if result.is_of_samples and num_logits > num_sampled:  # of drafts, too, whose logits the graph did not compute
             logits = sampled = None
         indices = None  # every token is sampled, in order, or the graph knew which are
-        if num_logits < num_tokens and not (result.is_of_samples and logits is not None):
+        is_of_logits = result.is_of_logits or (result.is_of_samples and logits is not None)
+        if num_logits < num_tokens and not is_of_logits:
             indices = step.on_device("logits_indices", num_logits)
         if not num_sampled:
             logits = sampled = None
@@ -240,7 +244,9 @@ class GPUModelRunner:
             return self._hand_over(executed, torch.empty((0, 1), dtype=torch.int32, device=self.device))
         if executed.sampled is not None and grammar_output is None:
             # There is nothing to count: what is counted would have kept the graph from choosing.
-            if self.share_ids is not None and self.last_token_ids is not None:  # to which the graph has written
+            if self.streams is None and self.last_token_ids is not None:
+                self._keep_last(executed, executed.sampled[:, 0].clamp(min=0))
+            elif self.share_ids is not None and self.last_token_ids is not None:  # to which the graph has written
                 rows = self.step_buffers[executed.buffer_index].on_device("sampled_rows", executed.rows.size)
                 self._keep_last(executed, self.last_token_ids[rows])
             return self._hand_over(executed, executed.sampled)
@@ -392,8 +398,17 @@ class GPUModelRunner:
         """See ``StepGraphs.size_for``."""
         return 0 if self.graphs is None else self.graphs.size_for(output)
 
-    def _stage_forward(self, output: SchedulerOutput, step: StepBuffers) -> Callable[[], StepResult]:
-        """What runs the model over a step, to be called once the step was sent."""
+    def _stage_forward(
+        self, output: SchedulerOutput, step: StepBuffers, *, to_logits: bool, chooses: bool
+    ) -> Callable[[], StepResult]:
+        """What runs the model over a step, to be called once the step was sent.
+
+        Args:
+            output: The step.
+            step: Its arrays.
+            to_logits: Whether logits are all that is asked for.
+            chooses: Whether the largest of them are.
+        """
         has_adapters = self.adapters is not None and self.adapters.is_on
         if self.graphs is not None:
             replay = self.graphs.stage(output, step, has_adapters=has_adapters)
@@ -403,7 +418,7 @@ class GPUModelRunner:
             self.adapters.stage_step(None if self.streams is None else step.stage)
         unknown = self._unknown_ids(output, step)
         planned = None
-        if self.backend.takes_table_rows:  # which looks at nothing of the device
+        if self.backend.takes_table_rows and self.streams is not None:  # which looks at nothing of the device
             planned = self.backend.plan(self._attention_metadata(output, step))
 
         def forward() -> StepResult:
@@ -413,6 +428,16 @@ class GPUModelRunner:
                 input_ids = input_ids.index_copy(0, places, self.last_token_ids[rows])
             positions = step.on_device("positions", output.total_num_scheduled_tokens)
             plan = planned or self.backend.plan(self._attention_metadata(output, step))
+            if to_logits and self.streams is None:
+                num_logits = output.num_logits
+                is_every = num_logits == output.total_num_scheduled_tokens
+                of_logits = None if is_every else step.on_device("logits_indices", num_logits)
+                found = self.model.forward_logits(
+                    input_ids, positions, self.kv_caches, plan, of_logits, chooses=chooses
+                )
+                if found is not None:
+                    ids = None if found.ids is None else found.ids[:, None]
+                    return StepResult(None, found.logits, ids, is_of_logits=True)
             return StepResult(self.model(input_ids, positions, self.kv_caches, plan))
 
         return forward
@@ -492,6 +517,8 @@ class GPUModelRunner:
         of_samples = () if logprobs is None else logprobs.tensors
         tensors = (*of_samples, *(() if of_prompts is None else of_prompts.tensors))
         if self.streams is None:
+            if not tensors and executed.metadata.processors is None:
+                return ModelRunnerOutput(token_ids.numpy())
             return _rest(executed, logprobs, [tensor.cpu() for tensor in tensors]).with_tokens(token_ids.cpu().numpy())
         fetched = self._fetched_ids(executed.buffer_index, token_ids)
         is_cuda = self.device.type == "cuda"

@@ -12,6 +12,7 @@ from rustvllm.exceptions import ConfigError
 from rustvllm.layers.cpu_linear import CoreLinear, LinearByRows, TorchLinear
 from rustvllm.layers.cpu_norm import use_core_norms
 from rustvllm.layers.linear import Linear
+from rustvllm.layers.rotary import RotaryEmbedding, apply_rotary
 from rustvllm.models.gemma2 import Gemma2ForCausalLM
 from rustvllm.models.gemma3 import Gemma3ForCausalLM
 from rustvllm.models.gpt2 import GPT2LMHeadModel
@@ -123,6 +124,60 @@ def test_one_call_computes_what_rotary_modules_do(threads, variant, dtype, kind,
         torch.testing.assert_close(ours[0], one_by_one[0], atol=atol * largest, rtol=0)
 
 
+def logits_of_one_call(model, places, *, chooses):
+    """Two prompts in one step, up to the logits of some tokens."""
+    spec = model.kv_cache_spec
+    dtype = next(model.parameters()).dtype
+    caches = [torch.zeros(spec.layer_shape(6, 16), dtype=dtype) for _ in range(spec.num_layers)]
+    starts, lens = np.array([0, 17, 20], np.int32), np.array([17, 3], np.int32)
+    table, slots = np.array([[1, 2], [3, 0]], np.int32), np.array([*range(16, 33), 48, 49, 50], np.int32)
+    positions = torch.tensor([*range(17), *range(3)], dtype=torch.int32)
+    ids = torch.from_numpy(np.random.default_rng(5).integers(3, 97, 20).astype(np.int32))
+    plan = CPUAttentionPlan(_core.CpuAttention(2).plan(16, starts, lens, table, slots))
+    with torch.inference_mode():
+        found = model.forward_logits(ids, positions, caches, plan, places, chooses=chooses)
+        hidden = model(ids, positions, caches, plan)
+        return found, model.compute_logits(hidden if places is None else hidden[places.long()])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [(torch.float32, None), (torch.bfloat16, None), (torch.float32, "w8a8"), (torch.bfloat16, "w8a8")],
+)
+@pytest.mark.parametrize("variant", ["llama", "gpt-neox", "gemma2", "qwen3"])
+def test_a_call_that_ends_in_logits_has_their_bits(threads, variant, dtype, kind):
+    architecture, config = ROTARY[variant]
+    model = make(threads, architecture, config | {"tie_word_embeddings": False}, dtype, kind)
+    use_core_decoder(model)
+    for places in (None, torch.tensor([16, 19], dtype=torch.int32), torch.tensor([19, 2, 7], dtype=torch.int32)):
+        found, expected = logits_of_one_call(model, places, chooses=True)
+        assert found is not None
+        assert torch.equal(found.logits, expected)
+        if variant == "gemma2":  # whose logits are capped after the call
+            assert found.ids is None
+        else:
+            assert found.ids.tolist() == expected.float().numpy().argmax(-1).tolist()
+        assert logits_of_one_call(model, places, chooses=False)[0].ids is None
+
+
+def test_who_has_no_head_in_the_call(threads):
+    tied = make(threads, GPT2LMHeadModel, GPT2)  # whose head torch computes
+    use_core_decoder(tied)
+    assert tied.decoder_kernel is not None
+    found, expected = logits_of_one_call(tied, None, chooses=True)
+    assert found is None
+    assert bool(expected.isfinite().all())
+    narrow = make(threads, OPTForCausalLM, OPT | {"word_embed_proj_dim": 16})
+    narrow.head_kernel = CoreLinear(threads, narrow.embed_tokens.weight, None)
+    use_core_decoder(narrow)
+    assert narrow.decoder_kernel is not None
+    assert logits_of_one_call(narrow, None, chooses=True)[0] is None
+    tied.head_kernel = CoreLinear(threads, tied.embed_tokens.weight, None)
+    use_core_decoder(tied)
+    found, expected = logits_of_one_call(tied, None, chooses=True)
+    assert torch.equal(found.logits, expected)
+
+
 def test_the_environment_may_ask_for_the_modules(threads, monkeypatch):
     model = make(threads, *ROTARY["llama"])
     monkeypatch.setenv("RUSTVLLM_DECODER", "modules")
@@ -149,7 +204,7 @@ def test_rows_that_another_kernel_computes_are_for_the_modules(threads):
     linear.kernel = LinearByRows([linear.kernel] * 3 + [TorchLinear(linear.weight, linear.bias)] * 6)
     use_core_decoder(model)
     kernel, plan = model.decoder_kernel, plan_of_one_token()
-    assert [kernel.takes(torch.empty(rows, 32), plan) for rows in (1, 4, 5, 300)] == [True, True, False, False]
+    assert [kernel.takes(rows, plan) for rows in (1, 4, 5, 300)] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("change", ["torch", "no kernel", "norm", "activation", "head norm", "norm after", "post-norm"])
@@ -173,6 +228,9 @@ def test_models_that_stay_with_their_modules(threads, change):
     assert model.decoder_kernel is None
 
 
+AT_0 = np.zeros(1, np.int32)
+
+
 def plan_of_one_token():
     ids = [np.array(values, np.int32) for values in ([0, 1], [1], [[1]], [16])]
     return CPUAttentionPlan(_core.CpuAttention(1).plan(16, *ids))
@@ -191,7 +249,8 @@ def core_decoder(threads, **changes):
         "sliding_window": None, "soft_cap": None, "is_gated": False, "activation": "relu", **layers,
     }  # fmt: skip
     block |= {name: value for name, value in changes.items() if name in block and name not in layers}
-    return _core.CpuDecoder([block], changes.get("norm", norm), 1, 1, 8), layers
+    options = {name: changes[name] for name in ("turns", "head") if name in changes}
+    return _core.CpuDecoder([block], changes.get("norm", norm), 1, 1, 8, **options), layers
 
 
 def test_what_the_core_refuses(threads):
@@ -216,7 +275,7 @@ def test_what_the_core_refuses(threads):
     plan = plan_of_one_token().core
     hidden, out = np.ones((2, 1, 8), np.float32)
     cache = np.zeros((2, 4, 16, 1, 8), np.float32)
-    decoder.forward(plan, hidden, [cache], out)
+    decoder.forward(plan, hidden, AT_0, _core.CpuCaches([cache]), out)
     assert np.isfinite(out).all()
     assert cache[0, 1, 0].any()
     read_only = cache.copy()
@@ -230,30 +289,88 @@ def test_what_the_core_refuses(threads):
         ((hidden, [cache[:, ::2]], out), "must be C-contiguous"),
         ((hidden, [np.zeros((2, 4, 16, 2, 4), np.float32)], out), "the caches have 2 heads of 4 features"),
         ((hidden, [np.zeros((2, 1, 16, 1, 8), np.float32)], out), "the batch names block 1"),
-        ((hidden, [cache], hidden), "overlap, but the first three are written"),
+        ((hidden, [cache], hidden), "overlap, but some are written"),
+    ]:
+        hidden_of, caches, out_of = bad
+        with pytest.raises(ValueError, match=message):
+            decoder.forward(plan, hidden_of, AT_0, _core.CpuCaches(caches), out_of)
+    both = np.zeros(cache.size + 1, np.float32)
+    with pytest.raises(ValueError, match="the KV caches of the blocks overlap"):
+        _core.CpuCaches([both[:-1].reshape(cache.shape), both[1:].reshape(cache.shape)])
+    with pytest.raises(TypeError, match="a KV cache must be an array of float32"):
+        _core.CpuCaches([cache.astype(np.float64)])
+    caches = _core.CpuCaches([cache])
+    with pytest.raises(TypeError, match="positions must be an array of int32"):
+        decoder.forward(plan, hidden, np.zeros(1, np.int64), caches, out)
+    with pytest.raises(ValueError, match="block 1 has no cache: there are those of 1 blocks"):
+        decoder.attend(plan, 1, hidden, AT_0, caches)
+
+
+def test_what_the_head_refuses(threads):
+    head = _core.PackedLinear(threads, 5, 8, "f32")
+    head.pack_rows(0, np.arange(40, dtype=np.float32).reshape(5, 8))
+    other = _core.PackedLinear(threads, 5, 7, "f32")
+    other.pack_rows(0, np.ones((5, 7), np.float32))
+    with pytest.raises(ValueError, match="the head takes 7 features, but the stream has 8"):
+        core_decoder(threads, head=other)
+    with pytest.raises(ValueError, match="a head takes the normed stream, but there is no norm at the end"):
+        core_decoder(threads, head=head, norm=None)
+    plan, caches = plan_of_one_token().core, _core.CpuCaches([np.zeros((2, 4, 16, 1, 8), np.float32)])
+    hidden, logits, ids = np.ones((1, 8), np.float32), np.zeros((1, 5), np.float32), np.full(1, -2, np.int32)
+    without, _ = core_decoder(threads)
+    with pytest.raises(ValueError, match="logits are asked for, but the decoder has no head"):
+        without.forward_logits(plan, hidden, AT_0, caches, None, np.zeros((1, 0), np.float32))
+    decoder, _ = core_decoder(threads, head=head)
+    decoder.forward_logits(plan, hidden, AT_0, caches, AT_0, logits, ids)
+    assert logits.argmax() == ids[0]
+    for places, rows, of_ids, message in [
+        (np.ones(1, np.int32), logits, ids, "the logits of token 1 are asked for, but the step has 1"),
+        (-np.ones(1, np.int32), logits, ids, "the logits of token -1 are asked for"),
+        (np.zeros(2, np.int32), np.zeros((2, 5), np.float32), None, "places has 2 numbers, but 1 are needed"),
+        (None, np.zeros((2, 5), np.float32), None, r"logits has the shape \(2, 5\), but \(1, 5\) is needed"),
+        (None, logits, np.zeros(2, np.int32), "ids has 2 numbers, but 1 are needed"),
+        (None, logits, AT_0, "overlap, but some are written"),
     ]:
         with pytest.raises(ValueError, match=message):
-            decoder.forward(plan, *bad)
-    with pytest.raises(TypeError, match="a KV cache must be an array of float32"):
-        decoder.forward(plan, hidden, [cache.astype(np.float64)], out)
+            decoder.forward_logits(plan, hidden, AT_0, caches, places, rows, of_ids)
+    with pytest.raises(RuntimeError, match="part of a decoder"):
+        head.set_bias(None)
 
 
 def test_what_heads_are_turned_by_must_fit(threads):
-    decoder, _ = core_decoder(threads, rotary=0)
     plan = plan_of_one_token().core
     hidden, out = np.ones((2, 1, 8), np.float32)
-    cache = np.zeros((2, 4, 16, 1, 8), np.float32)
-    cos, sin = np.ones((2, 1, 4), np.float32)
-    decoder.forward(plan, hidden, [cache], out, [(cos, sin)])
+    caches = _core.CpuCaches([np.zeros((2, 4, 16, 1, 8), np.float32)])
+    two = np.ones(2, np.float32)
+    decoder, _ = core_decoder(threads, rotary=0, turns=[(two, 1.0)])
+    decoder.forward(plan, hidden, AT_0, caches, out)
     assert np.isfinite(out).all()
-    for rotary, message in [
+    with pytest.raises(ValueError, match="cos has 8 elements, but 4 are needed"):
+        decoder.forward(plan, hidden, np.zeros(2, np.int32), caches, out)
+    for turns, message in [
         ([], "heads are turned by cosines and sines number 0, but 0 are given"),
-        ([(cos[:, :3], sin[:, :3])], "have 3 features, but heads of 8 need an even number from 2 to 8"),
-        ([(cos, sin[:, :2])], "sin has 2 elements, but 4 are needed"),
-        ([(cos, out[:, :4])], "overlap"),
-        ([(cos, cache[0, 0, 0])], "overlap"),
+        ([(np.ones(5, np.float32), 1.0)], "have 10 features, but heads of 8 need an even number from 2 to 8"),
     ]:
         with pytest.raises(ValueError, match=message):
-            decoder.forward(plan, hidden, [cache], out, rotary)
-    with pytest.raises(TypeError, match="cos must be an array of float32"):
-        decoder.forward(plan, hidden, [cache], out, [(cos.astype(np.float64), sin)])
+            core_decoder(threads, rotary=0, turns=turns)[0].forward(plan, hidden, AT_0, caches, out)
+    with pytest.raises(TypeError, match="the frequencies of heads must be an array of float32"):
+        core_decoder(threads, turns=[(two.astype(np.float64), 1.0)])
+
+
+@pytest.mark.parametrize("rope", [{}, {"rope_parameters": YARN_ROPE}])
+def test_the_core_turns_by_the_angles_of_the_modules(threads, rope):
+    """Far positions, too: what a head is turned by is seen in the keys that are written."""
+    rotary = RotaryEmbedding.from_config(SIZES | {"head_dim": 8} | rope, 8, 1 << 20)
+    turns = [(rotary.inv_freq.numpy(), rotary.attention_scaling)]
+    decoder, _ = core_decoder(threads, rotary=0, turns=turns)
+    positions = np.array([0, 1, 77, 4095, 100_001, 1_048_575], np.int32)
+    ids = [np.array(v, np.int32) for v in ([0, 6], [6], [[1]], range(16, 22))]
+    plan = _core.CpuAttention(1).plan(16, *ids)
+    hidden = np.tile(np.random.default_rng(0).normal(size=(1, 8)).astype(np.float32), (6, 1))
+    cache = np.zeros((2, 4, 16, 1, 8), np.float32)
+    decoder.forward(plan, hidden.copy(), positions, _core.CpuCaches([cache]), np.empty_like(hidden))
+    keys = cache[0, 1, :6]  # [6, 1, 8]
+    flat = torch.from_numpy(cache[1, 1, :6].copy())  # values: the same sums, not turned
+    cos, sin = rotary.cos_sin(torch.from_numpy(positions), torch.float32)
+    torch.testing.assert_close(torch.from_numpy(keys), apply_rotary(flat, cos, sin), atol=1e-5, rtol=1e-5)
+    assert not np.allclose(keys[1:], flat[1:].numpy(), atol=1e-2)

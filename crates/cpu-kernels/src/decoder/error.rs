@@ -27,6 +27,35 @@ pub enum DecoderError {
         /// Numbers.
         expected: usize,
     },
+    /// Logits of a decoder that has no head, or a head without a norm before it.
+    #[error("{0}")]
+    Head(&'static str),
+    /// A head of another width.
+    #[error("the head takes {found} features, but the stream has {expected}")]
+    HeadFeatures {
+        /// What it takes.
+        found: usize,
+        /// Features of the stream.
+        expected: usize,
+    },
+    /// Arrays of logits and ids that do not fit each other.
+    #[error("{name} has {found} numbers, but {expected} are needed")]
+    Logits {
+        /// Which array.
+        name: &'static str,
+        /// Numbers.
+        found: usize,
+        /// Numbers.
+        expected: usize,
+    },
+    /// Logits of a token that the step does not have.
+    #[error("the logits of token {place} are asked for, but the step has {num_tokens}")]
+    Place {
+        /// Which.
+        place: i32,
+        /// How many there are.
+        num_tokens: usize,
+    },
     /// A block whose heads are turned, and nothing to turn them by.
     #[error("heads are turned by cosines and sines number {index}, but {found} are given")]
     NoRotary {

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use super::{
     AdapterTokens, Decoder, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes,
-    adapters::{Part, runs_of},
+    adapters::{self, Part, runs_of},
 };
 use crate::{
+    ahead::Ahead,
     attention::{CacheLayout, TokenRows, attend, write_kv},
     attention_options::AttentionOptions,
     batch::RaggedBatch,
@@ -40,6 +41,8 @@ pub(super) struct Step<'a, E> {
     /// What is added to the layers of the block with this number.
     adapters: &'a [AdapterTokens<'a>],
     block: usize,
+    /// The product after this block's, if it follows in this call or soon after it.
+    after: Option<&'a PackedLinear>,
     /// Room for what adapters compute first.
     ranks: Vec<f32>,
     times: DecoderTimes,
@@ -49,7 +52,7 @@ pub(super) struct Step<'a, E> {
 
 impl<'a, E: Element> Step<'a, E> {
     pub(super) fn new(
-        decoder: &Decoder,
+        decoder: &'a Decoder,
         num_tokens: usize,
         room: &'a mut Option<Lines>,
     ) -> Result<Self, DecoderError> {
@@ -79,15 +82,26 @@ impl<'a, E: Element> Step<'a, E> {
             inner,
             adapters: &[],
             block: 0,
+            after: None,
             ranks: Vec::new(),
             times,
             began,
         })
     }
 
-    /// The next block has this number, and these adapters add to its layers.
-    pub(super) fn adapt(&mut self, adapters: &'a [AdapterTokens<'a>], block: usize) {
-        (self.adapters, self.block) = (adapters, block);
+    /// These adapters add to the layers of all blocks.
+    pub(super) fn adapt(&mut self, adapters: &'a [AdapterTokens<'a>]) {
+        self.adapters = adapters;
+    }
+
+    /// Whether they fit so many blocks and the step's tokens.
+    pub(super) fn check_adapters(&self, num_blocks: usize) -> Result<(), DecoderError> {
+        adapters::check(self.adapters, num_blocks, self.num_tokens)
+    }
+
+    /// The next block has this number, and this layer's product follows its own.
+    pub(super) fn begin_block(&mut self, block: usize, after: Option<&'a PackedLinear>) {
+        (self.block, self.after) = (block, after);
     }
 
     /// One block: `hidden` is the stream before and after it.
@@ -104,6 +118,42 @@ impl<'a, E: Element> Step<'a, E> {
     ) -> Result<(), DecoderError> {
         self.attend(block, true, batch, hidden, cache, layout, rotary, threads)?;
         self.multiply(block, true, hidden, threads)
+    }
+
+    /// Logits of some tokens (None: of all) by the norm at the end and the head; `next` is the layer that comes after that.
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a product")]
+    pub(super) fn project(
+        &mut self,
+        last_norm: &DecoderNorm,
+        head: &PackedLinear,
+        next: Option<&PackedLinear>,
+        hidden: &[E],
+        places: Option<&[i32]>,
+        threads: &Threads,
+        logits: &mut [E],
+    ) -> Result<(), DecoderError> {
+        let (width, kernel) = (self.hidden_size, Kernel::best_for_products());
+        let num_rows = places.map_or(self.num_tokens, <[i32]>::len);
+        let last_norm = last_norm.of();
+        if let Some(places) = places {
+            for (&place, normed) in places.iter().zip(self.normed.chunks_exact_mut(width)) {
+                let from = hidden.get(place as usize * width..).unwrap_or_default();
+                let (from, to) =
+                    (TokenRows { data: from, stride: width }, OutRows { data: normed, stride: width });
+                norm(&last_norm, from, 1, Sum::None, kernel, threads, to)?;
+            }
+        } else {
+            let from = TokenRows { data: hidden, stride: width };
+            let to = OutRows { data: &mut *self.normed, stride: width };
+            norm(&last_norm, from, num_rows, Sum::None, kernel, threads, to)?;
+        }
+        self.times.norms += lap(&mut self.began);
+        let from = TokenRows { data: &*self.normed, stride: width };
+        let to = OutRows { data: logits, stride: head.out_features() };
+        threads.announce(next.map(ahead_of));
+        linear(head, from, num_rows, &onto(false), threads, to)?;
+        self.times.products += lap(&mut self.began);
+        Ok(())
     }
 
     /// Where the time went; the norm at the end was the last part.
@@ -138,6 +188,7 @@ impl<'a, E: Element> Step<'a, E> {
         let projected = if block.is_by_head { &mut *self.inner } else { &mut *self.qkv };
         let projected = OutRows { data: projected, stride: qkv_row };
         let runs = runs_of(self.adapters, self.block, Part::Qkv);
+        threads.announce(Some(ahead_of(&block.out)));
         product(&block.qkv, normed, num_tokens, &onto(false), &runs, &mut self.ranks, threads, projected)?;
         self.times.products += lap(&mut self.began);
 
@@ -174,6 +225,7 @@ impl<'a, E: Element> Step<'a, E> {
         let to = if post_norm.is_some() { &mut *self.normed } else { &mut *hidden };
         let to = OutRows { data: to, stride: width };
         let runs = runs_of(self.adapters, self.block, Part::Out);
+        threads.announce(Some(ahead_of(&block.up)));
         product(&block.out, attended, num_tokens, &onto(is_added), &runs, &mut self.ranks, threads, to)?;
         self.times.products += lap(&mut self.began);
         self.add_normed(post_norm, hidden, threads)
@@ -202,6 +254,7 @@ impl<'a, E: Element> Step<'a, E> {
         let activated = Epilogue { activation, residual: Residual::None };
         let inner = OutRows { data: &mut *self.inner, stride: inner_row };
         let runs = runs_of(self.adapters, self.block, Part::Up);
+        threads.announce(Some(ahead_of(&block.down)));
         product(&block.up, normed, num_tokens, &activated, &runs, &mut self.ranks, threads, inner)?;
         if block.is_gated {
             self.times.products += lap(&mut self.began);
@@ -216,6 +269,7 @@ impl<'a, E: Element> Step<'a, E> {
         let to = if post_norm.is_some() { &mut *self.normed } else { &mut *hidden };
         let to = OutRows { data: to, stride: width };
         let runs = runs_of(self.adapters, self.block, Part::Down);
+        threads.announce(self.after.map(ahead_of));
         product(&block.down, inner, num_tokens, &onto(is_added), &runs, &mut self.ranks, threads, to)?;
         self.times.products += lap(&mut self.began);
         self.add_normed(post_norm, hidden, threads)
@@ -235,6 +289,13 @@ impl<'a, E: Element> Step<'a, E> {
         self.times.norms += lap(&mut self.began);
         Ok(())
     }
+}
+
+/// What a layer's product reads, panel by panel.
+fn ahead_of(layer: &PackedLinear) -> Ahead {
+    let scales = (layer.scales.as_ptr(), layer.panel_scale_bytes());
+    let weights = (layer.weights.as_ptr(), layer.panel_bytes());
+    Ahead { arrays: [scales, weights], num_parts: layer.num_panels() }
 }
 
 /// A layer's product, and what adapters add to it.

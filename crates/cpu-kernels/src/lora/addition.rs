@@ -13,6 +13,7 @@ use super::{LayerDelta, Place};
 use crate::{
     attention::TokenRows,
     element::Element,
+    lines::ask_for,
     lora_rows::{Expand, Shrink},
     packed::{LinearError, check_rows},
 };
@@ -23,9 +24,6 @@ const PARTS_PER_THREAD: usize = 3;
 const MANY_ROWS: usize = 8;
 /// Looks at what other threads have done before the processor is left to them.
 const LOOKS: u32 = 1 << 12;
-/// Bytes that are asked for at once.
-#[cfg(target_arch = "x86_64")]
-const LINE: usize = 64;
 
 /// Some ranks of some rows of an adapter: what a thread computes at once.
 struct Part {
@@ -292,19 +290,4 @@ impl Drop for Done<'_> {
         // Release: publishes the ranks to `Addition::wait`.
         self.0.fetch_add(1, Ordering::Release);
     }
-}
-
-/// Ask for bytes that are read soon.
-fn ask_for(from: *const u8, num_bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for line in (0..num_bytes).step_by(LINE) {
-        // SAFETY: a prefetch reads nothing and takes any address; every x86_64 processor has it.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(
-                from.wrapping_add(line).cast(),
-            );
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (from, num_bytes);
 }

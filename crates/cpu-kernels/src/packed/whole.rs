@@ -251,11 +251,13 @@ impl PackedLinear {
 
 /// Round a group to whole numbers from −8 to 7; gives their scale, as it is kept.
 ///
-/// Of the scales that let the number of the largest size become between 6 and 8 the one that leaves the least error,
-/// squared, each with the sign that this number then needs.
+/// Of nine scales that let the number of the largest size become between 5.5 and 8.5, each with the sign that it then
+/// needs, the one that leaves the least error, squared; and then the scale that is best for those whole numbers, twice,
+/// where that leaves less.
 fn round_group(form: ScaleForm, group: &[f32], numbers: &mut [i8]) -> f32 {
     /// Sixteenths that are tried of the largest number.
-    const TRIED: std::ops::RangeInclusive<i32> = 96..=128;
+    const TRIED: std::ops::RangeInclusive<i32> = 88..=136;
+    const REFITS: usize = 2;
     let largest = group.iter().fold(0.0_f32, |largest, x| if x.abs() > largest.abs() { *x } else { largest });
     let kept = |scale: f32| match form {
         ScaleForm::F16 | ScaleForm::TwoLevel => f16::from_f32(scale).to_f32(),
@@ -267,17 +269,26 @@ fn round_group(form: ScaleForm, group: &[f32], numbers: &mut [i8]) -> f32 {
         return f32::INFINITY; // which is refused
     }
     let (mut best, mut least) = (0.0, f32::INFINITY);
-    for sixteenths in TRIED.step_by(4) {
-        let scale = kept(largest / (-(sixteenths as f32) / 16.0));
+    let mut attempt = |scale: f32| {
         let inverse = 1.0 / scale;
-        if !scale.is_finite() || !inverse.is_finite() {
-            continue;
+        if scale.is_finite() && inverse.is_finite() {
+            let error = |x: &f32| (whole(*x, inverse) * scale - x).powi(2);
+            let error: f32 = group.iter().map(error).sum();
+            if error < least {
+                (best, least) = (scale, error);
+            }
         }
-        let error = |x: &f32| (whole(*x, inverse) * scale - x).powi(2);
-        let error: f32 = group.iter().map(error).sum();
-        if error < least {
-            (best, least) = (scale, error);
-        }
+        best
+    };
+    let mut best =
+        TRIED.step_by(6).fold(0.0, |_, sixteenths| attempt(kept(largest / (-(sixteenths as f32) / 16.0))));
+    for _ in 0..REFITS {
+        let inverse = if best == 0.0 { 0.0 } else { 1.0 / best };
+        let (product, square) = group.iter().fold((0.0, 0.0), |(product, square), x| {
+            let number = whole(*x, inverse);
+            (product + number * x, square + number * number)
+        });
+        best = attempt(kept(product / square));
     }
     let inverse = if best == 0.0 { 0.0 } else { 1.0 / best };
     for (number, x) in numbers.iter_mut().zip(group) {

@@ -140,9 +140,8 @@ class GemmaLM(CausalLM):
         self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
     ) -> Tensor:
         """See ``CausalLM.run_layers``."""
-        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
-            cos_sin = [rotary.cos_sin(positions, torch.float32) for rotary in self._rotaries]
-            return self.decoder_kernel.forward(hidden, kv_caches, attention, cos_sin)
+        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden.shape[0], attention):
+            return self.decoder_kernel.forward(hidden, positions, kv_caches, attention)
         angles = [rotary.angles(positions, hidden.dtype) for rotary in self._rotaries]
         layers: list[Any] = list(self.layers)
         norms: list[Any] = [*(layer.input_layernorm for layer in layers), self.norm]
@@ -155,11 +154,7 @@ class GemmaLM(CausalLM):
         """See ``CausalLM.decoder_outline``."""
         layers = zip(self.layers, self._rotary_of_layer, strict=True)
         blocks = (layer.outline(rotary) for layer, rotary in layers if isinstance(layer, GemmaLayer))
-        return PreNormDecoder(tuple(blocks), self.norm)
-
-    def own_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """See ``CausalLM.own_logits``; they are capped softly where the configuration asks for it."""
-        return cap_logits(super().own_logits(hidden, out), self.logit_cap)
+        return PreNormDecoder(tuple(blocks), self.norm, tuple(self._rotaries))
 
 
 def gemma_attention(
@@ -192,8 +187,3 @@ def gemma_mlp(config: HFConfig, sizes: HeadSizes) -> GatedMLP:
 def embedding_scale(hidden_size: int) -> float:
     """The root of the width, rounded to the dtype that the model is built in, as it was in training."""
     return float(torch.tensor(hidden_size**0.5, dtype=torch.get_default_dtype(), device="cpu"))
-
-
-def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
-    """``cap · tanh(logits / cap)``, in place."""
-    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

@@ -10,7 +10,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan
@@ -105,9 +104,8 @@ class RotaryLM(CausalLM):
         self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
     ) -> Tensor:
         """See ``CausalLM.run_layers``."""
-        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden, attention):
-            rotary = self.rotary.cos_sin(positions, torch.float32)
-            return self.decoder_kernel.forward(hidden, kv_caches, attention, (rotary,))
+        if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden.shape[0], attention):
+            return self.decoder_kernel.forward(hidden, positions, kv_caches, attention)
         angles = self.rotary.angles(positions, hidden.dtype)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden = layer(hidden, angles, kv_cache, attention)
@@ -116,7 +114,7 @@ class RotaryLM(CausalLM):
     def decoder_outline(self) -> PreNormDecoder:
         """See ``CausalLM.decoder_outline``."""
         blocks = (layer.outline() for layer in self.layers if isinstance(layer, PreNormLayer))
-        return PreNormDecoder(tuple(blocks), self.norm)
+        return PreNormDecoder(tuple(blocks), self.norm, (self.rotary,))
 
     def is_ignored(self, name: str) -> bool:
         """The rotary frequencies that older checkpoints carry along: they follow from the configuration."""

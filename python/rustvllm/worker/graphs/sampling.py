@@ -37,12 +37,14 @@ class StepResult:
         sampled: Then int32 ``[num_sampled, c]``, negative where there is none: of requests that ask for no more than a
             temperature. It lasts until the step's set of buffers is used again.
         is_of_samples: Whether the logits are of the step's samples, in their order; else of its tokens.
+        is_of_logits: Whether the logits are those that the step asks for, of drafts, too, where there are some.
     """
 
     hidden: Tensor | None
     logits: Tensor | None = None
     sampled: Tensor | None = None
     is_of_samples: bool = False
+    is_of_logits: bool = False
 
 
 class GraphSampling:
