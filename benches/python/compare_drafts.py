@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_report import new_report, publish
-from compare_offline import DATA, Engine, environment_of, vocab_size_of
+from compare_offline import DATA, Engine, end_on_signals, environment_of, vocab_size_of
 from scripted_text import NUM_IDS, STAGGER, Text, texts, use_tokenizer
 from tiny_checkpoint import write_gpt2_small
 
@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("--prepare", action="store_true", help="make the checkpoint, and end")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
+    end_on_signals()
     use_tokenizer(args.tokenizer)
     scenes = make_scenes(args)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

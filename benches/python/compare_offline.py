@@ -74,13 +74,20 @@ class Engine:
             env={**os.environ, **environment},
             process_group=0,
         )
-        self.load_seconds: float = self._ask(settings)["load_seconds"]
+        try:
+            self.load_seconds: float = self._ask(settings)["load_seconds"]
+        except BaseException:
+            self._end()
+            raise
         self.pause()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
@@ -110,6 +117,12 @@ class Engine:
     def pause(self) -> None:
         """Stop it, with all its processes."""
         os.killpg(self._process.pid, signal.SIGSTOP)
+
+
+def end_on_signals() -> None:
+    """Let SIGTERM and SIGHUP end this process as an exception does, so that no stopped engine is left behind."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 def prompts_of(seed: int, count: int, vocab_size: int, input_len: int = INPUT_LEN) -> list[list[int]]:
@@ -258,6 +271,7 @@ def main() -> None:
     parser.add_argument("--log-folder", type=Path, help="what the engines print goes there")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
+    end_on_signals()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = args.model or Path(folder) / args.shape
         write, tokenizer = SHAPES[args.shape]

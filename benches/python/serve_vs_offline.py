@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_report import new_report, publish
-from compare_offline import INPUT_LEN, MAX_MODEL_LEN, OUTPUT_LEN, Engine, prompts_of
+from compare_offline import INPUT_LEN, MAX_MODEL_LEN, OUTPUT_LEN, Engine, end_on_signals, prompts_of
 from measured_server import bench_serve, rustvllm_server
 from tiny_checkpoint import write_gpt2_small
 
@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, default=TOKENIZER, help="a folder with a tokenizer.json")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
+    end_on_signals()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = args.model or Path(folder) / "gpt2-small"
         if not (model / "config.json").exists():

@@ -198,7 +198,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", nargs="+", default=["repeating", "random"], help="names of scripted_text.py")
     parser.add_argument("--method", default="auto", help="ngram, suffix, auto or draft_model")
-    parser.add_argument("--num-speculative-tokens", type=int, default=16)
+    parser.add_argument(
+        "--num-speculative-tokens", type=int, help="at most; the method's own number by default, else 16"
+    )
     parser.add_argument("--wrong-every", type=int, default=5, help="places at which the second model is wrong; 0: none")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=256, help="per stream")
@@ -214,7 +216,9 @@ def main() -> None:
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
     use_tokenizer(args.tokenizer)
-    speculation: dict[str, Any] = {"method": args.method, "num_speculative_tokens": args.num_speculative_tokens}
+    speculation: dict[str, Any] = {"method": args.method}
+    if args.num_speculative_tokens or args.method in ("ngram", "draft_model"):
+        speculation["num_speculative_tokens"] = args.num_speculative_tokens or 16
     if args.method == "ngram":
         speculation |= {"prompt_lookup_min": 3, "prompt_lookup_max": 5}
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,4 +1,4 @@
-"""What requests without drafts notice of neighbours that have some, by turns with an engine that makes none.
+"""What requests without drafts notice of neighbours that have some, by turns, step by step, with an engine without.
 
     python benches/python/speculation_neighbours.py --output-json report.json
 
@@ -117,24 +117,31 @@ def prompt_next_to_drafts(folder: Path, rounds: int) -> dict[str, Any]:
         loop = repeating(turn, 1400)
         source = random.Random(turn)
         long = [source.randrange(NUM_IDS) for _ in range(LONG_PROMPT)]
+        began: dict[str, tuple[float, float]] = {}
         took: dict[str, tuple[float, float]] = {}
-        for name, engine in engines.items():
+        for engine in engines.values():
             engine.say(loop.script())
             prompts: list[dict[str, Any]] = [
                 {"prompt_token_ids": loop.of_stream(stream), "cache_salt": f"{turn} {stream}"}
                 for stream in range(NUM_DECODING)
             ]
             engine.begin(prompts, [1200] * NUM_DECODING)
-            for _ in range(24):
+        for _ in range(24):
+            for engine in engines.values():
                 engine.step()
-            before = engine.counters()["num_draft_tokens"]
-            began = engine.wall, engine.cpu
+        before = engines["with"].counters()["num_draft_tokens"]
+        for name, engine in engines.items():
+            began[name] = engine.wall, engine.cpu
             engine.add({"prompt_token_ids": long, "cache_salt": f"{turn} long"}, 1)
-            while not engine.token_ids[-1]:
+        while waiting := [name for name in engines if name not in took]:
+            for name in waiting:
+                engine = engines[name]
                 engine.step()
-            took[name] = engine.wall - began[0], engine.cpu - began[1]
+                if engine.token_ids[-1]:
+                    took[name] = engine.wall - began[name][0], engine.cpu - began[name][1]
+        drafted += engines["with"].counters()["num_draft_tokens"] - before
+        for name, engine in engines.items():
             of_each[name].append(took[name][0])
-            drafted += engine.counters()["num_draft_tokens"] - before
             engine.drop()
         walls.append(took["with"][0] / took["without"][0])
         cpus.append(took["with"][1] / took["without"][1])

@@ -1,8 +1,13 @@
 """The scripts of ``benches/python`` run and say what they should; how fast anything was is not looked at."""
 
+import ctypes
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -123,3 +128,56 @@ def test_output_fault(run):
         assert unread[phase]["health_ms"]["count"] >= 1
         assert unread[phase]["lines_made"] >= 1
     assert unread["stop"]["exit_code"] == 0
+
+
+@pytest.fixture
+def subreaper():
+    """Orphans come to this process, of the same session: the system does not wake those that are stopped."""
+    set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(set_child_subreaper, 1)
+    yield
+    ctypes.CDLL(None).prctl(set_child_subreaper, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_no_stopped_engine_is_left_behind(repository, tmp_path, subreaper, number):
+    scripts = repository / "benches/python"
+    (tmp_path / "fake_engine.py").write_text(
+        f"import sys; sys.path.insert(0, {str(scripts / 'engines')!r})\n"
+        "from worker import serve\n"
+        "serve(lambda settings: lambda prompts, max_tokens: [[0] * max_tokens for _ in prompts])\n"
+    )
+    script = f"""
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {str(scripts)!r})
+import compare_offline
+compare_offline.ENGINES = Path({str(tmp_path)!r})
+compare_offline.end_on_signals()
+with compare_offline.Engine("fake", sys.executable, {{}}, {{}}, Path({str(tmp_path / "log")!r})) as engine:
+    assert engine.generate([[1], [2]], 3)["token_ids"] == [[0] * 3] * 2
+    print(engine._process.pid, flush=True)
+    time.sleep(100)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        pid = int(process.stdout.readline())
+        stat = Path(f"/proc/{pid}/stat")
+        assert state_of(stat) == "T"
+        process.send_signal(number)
+        assert process.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
+    deadline = time.monotonic() + 10
+    while state_of(stat) not in ("", "Z") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    state = state_of(stat)
+    if state:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert state in ("", "Z")
+
+
+def state_of(stat):
+    """The letter of a process's state; empty if there is none."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""

@@ -3,8 +3,10 @@
 Runs under the interpreter of the engine's own environment, so it needs nothing but the standard library.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 
 Generate = Callable[[list[list[int]], int], list[list[int]]]
 """Prompts and the number of tokens to draw greedily after each → those tokens; the end-of-text id ends nothing."""
+_PR_SET_PDEATHSIG = 1
 
 
 def adapter_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -32,6 +35,8 @@ def serve(load: Callable[[dict[str, Any]], Generate]) -> None:
     Each further line is ``{"prompts": [[id, …], …], "max_tokens": n}``; the answer has the seconds it took, the
     processor's seconds of this process and the tokens.
     """
+    # Stopped as it mostly is, it would not see that its input has ended.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # What an engine prints must not get among the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
