@@ -60,6 +60,8 @@ class _Group:
 
 def _products_seconds(groups: Sequence[_Group], hidden_size: int) -> float:
     """Of the products of one row with all layers: from as many of each form's as are its share of a sample."""
+    if not groups:
+        return 0.0
     threads = _core.CpuThreads(num_compute_threads())
     inputs = -(-hidden_size // _UNIT) * _UNIT
     sizes = {id(group): _num_bytes(group, group.numbers // inputs, inputs) for group in groups}
@@ -85,7 +87,7 @@ def _products_seconds(groups: Sequence[_Group], hidden_size: int) -> float:
                 total += more * (time.perf_counter() - begin)
             num_passes += 1
         best = min(best, total / num_passes)
-    return best if sample else 0.0
+    return best
 
 
 def _num_bytes(group: _Group, outputs: int, inputs: int) -> int:
