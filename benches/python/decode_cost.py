@@ -8,8 +8,9 @@ Random weights. Of the variants with weights of 8 and 4 bits those that end with
 the others round them; what ends with -modules runs module by module. All variants live in this process and take turns,
 a step each; between their steps the packed weights are read from first to last by the same threads, which is the least
 that a step of one row can take. Medians, in milliseconds; "rest" is all that is neither product nor attention, the
-scheduler included; "quick" is the lower quartile of the steps, which other work on the machine disturbs less, and the
-tokens per second are of these.
+scheduler included; "host" is the processor time of the thread that steps, outside of the core's calls for products,
+attention and blocks; "quick" is the lower quartile of the steps, which other work on the machine disturbs less, and
+the tokens per second are of these.
 """
 
 import argparse
@@ -73,10 +74,10 @@ NUM_PROMPTS = 5
 
 
 class Clock:
-    """Seconds in products and in attention since it was last asked."""
+    """Seconds in products and in attention since it was last asked, and the thread's processor time in such calls."""
 
     def __init__(self) -> None:
-        self.products = self.attention = 0.0
+        self.products = self.attention = self.called = 0.0
         for kind in (CoreLinear, OneDnnLinear, TorchLinear):
             self._watch(kind, "products")
         self._watch(CPUAttentionPlan, "attention")
@@ -86,9 +87,10 @@ class Clock:
         forward: Callable[..., Any] = kind.forward  # type: ignore[attr-defined]
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
+            begin, of_thread = time.perf_counter(), time.thread_time()
             out = forward(*args, **kwargs)
             setattr(self, name, getattr(self, name) + time.perf_counter() - begin)
+            self.called += time.thread_time() - of_thread
             return out
 
         kind.forward = timed  # type: ignore[attr-defined]
@@ -100,7 +102,9 @@ class Clock:
 
     def _timed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def timed(decoder: CoreDecoder, *args: Any, **kwargs: Any) -> Any:
+            of_thread = time.thread_time()
             out = forward(decoder, *args, **kwargs)
+            self.called += time.thread_time() - of_thread
             _, products, attention = decoder.times
             self.products += products / 1e9
             self.attention += attention / 1e9
@@ -108,10 +112,10 @@ class Clock:
 
         return timed
 
-    def take(self) -> tuple[float, float]:
-        """Both, which begin at zero again."""
-        taken = self.products, self.attention
-        self.products = self.attention = 0.0
+    def take(self) -> tuple[float, float, float]:
+        """All three, which begin at zero again."""
+        taken = self.products, self.attention, self.called
+        self.products = self.attention = self.called = 0.0
         return taken
 
 
@@ -210,17 +214,18 @@ def add_requests(core: EngineCore, rows: int, prompt_len: int, max_tokens: int) 
 
 def new_times() -> dict[str, list[float]]:
     """Lists for the seconds of each part."""
-    return {"step": [], "products": [], "attention": [], "reading": []}
+    return {"step": [], "products": [], "attention": [], "host": [], "reading": []}
 
 
 @contextmanager
 def recorded(clock: Clock, times: dict[str, list[float]]) -> Iterator[None]:
     """Add what the body takes."""
     clock.take()
-    begin = time.perf_counter()
+    begin, of_thread = time.perf_counter(), time.thread_time()
     yield
     times["step"].append(time.perf_counter() - begin)
-    products, attention = clock.take()
+    products, attention, called = clock.take()
+    times["host"].append(time.thread_time() - of_thread - called)
     times["products"].append(products)
     times["attention"].append(attention)
 
