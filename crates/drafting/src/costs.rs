@@ -55,10 +55,17 @@ impl StepCosts {
         self.known[class / 64] |= 1 << (class % 64);
         let measured = &mut self.by_class[class];
         measured.count += 1;
-        // The first ones count fully, so that a slow start is forgotten.
-        let weight = WEIGHT.max(1.0 / measured.count as f32);
-        measured.ns += weight * (ns as f32 - measured.ns);
+        // Of the first two the faster one counts, so that a slow start is forgotten.
+        let weight = WEIGHT.max(1.0 / (measured.count - 1).max(1) as f32);
+        if measured.count != 2 || (ns as f32) < measured.ns {
+            measured.ns += weight * (ns as f32 - measured.ns);
+        }
         measured.seen_in = self.num_steps;
+    }
+
+    /// Steps that were measured.
+    pub(crate) fn num_steps(&self) -> u64 {
+        self.num_steps
     }
 
     /// Whether a step of this size should run as it is, to be measured: it never was, or long ago.

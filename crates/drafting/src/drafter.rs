@@ -15,6 +15,9 @@ use crate::{
 /// After so many steps for which no draft was worth it, steps may overlap until one would be.
 const PATIENCE: u32 = 8;
 
+/// So many steps with guesses of a second model show what they take: the first of them also loads what it needs.
+const TRIALS: u64 = 4;
+
 /// What steps take, by what kind of step it is.
 #[derive(Debug, Default)]
 struct DraftingCosts {
@@ -38,7 +41,7 @@ impl DraftingCosts {
     /// What is known of steps with drafts beyond `num_tokens`.
     fn with_drafts(&self, num_tokens: u32) -> &StepCosts {
         match &self.with_model {
-            Some(costs) if costs.expected(num_tokens + 1).is_some() => costs,
+            Some(costs) if costs.num_steps() >= TRIALS && costs.expected(num_tokens + 1).is_some() => costs,
             _ if self.alone.expected(num_tokens).is_some() => &self.alone,
             _ => &self.overlapping,
         }

@@ -28,6 +28,10 @@ const LEAST_SURVIVAL: f32 = 0.03;
 const PRIOR_TRIALS: f32 = 2.0;
 const PRIOR_HITS: f32 = 0.5;
 
+/// What is believed of a second model: most of its guesses are right, or an engine would not have it. They are not
+/// known before they run, so that only a trial shows what they are worth.
+const PRIOR_HITS_OF_MODEL: f32 = 1.2;
+
 /// Counts with forgetting.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Estimate {
@@ -42,6 +46,12 @@ impl Default for Estimate {
 }
 
 impl Estimate {
+    /// Of the guesses of a second model.
+    #[must_use]
+    pub fn of_model() -> Self {
+        Self { hits: PRIOR_HITS_OF_MODEL, trials: PRIOR_TRIALS }
+    }
+
     /// The probability that a draft is right, given that those before it were.
     #[must_use]
     pub fn acceptance(self) -> f32 {

@@ -91,9 +91,13 @@ impl History {
             DraftingMethod::Model => Index::Model,
         };
         index.append(prompt);
+        let estimate = match index {
+            Index::Model => Estimate::of_model(),
+            Index::Ngram(_) | Index::Suffix(_) => Estimate::default(),
+        };
         Self {
             index,
-            estimates: [Estimate::default(); NUM_KINDS],
+            estimates: [estimate; NUM_KINDS],
             matched_by: MatchedBy::default(),
             archive_estimate: Estimate::default(),
             prediction: Prediction::new(prediction, prompt.len(), seed),
@@ -150,7 +154,7 @@ impl History {
             if matches!(self.index, Index::Model) {
                 self.source = Source::Model;
                 if tokens.len() >= self.verified_at + FORGOTTEN_AFTER {
-                    self.estimates[self.matched_by as usize] = Estimate::default();
+                    self.estimates[self.matched_by as usize] = Estimate::of_model();
                     self.verified_at = tokens.len();
                 }
             }

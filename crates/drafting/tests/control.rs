@@ -365,3 +365,33 @@ fn a_request_waits_for_no_more_than_it_was_ahead() {
     assert!(share > 1.005, "one drafts now and then: {share}");
     assert!(share < 1.015, "seven that never repeat themselves wait {share}");
 }
+
+/// Each guess takes a quarter of a step, and the first one much more, as all that runs for the first time.
+#[test]
+fn each_request_is_guessed_for_by_a_second_model_though_its_first_guess_was_slow() {
+    let config = DrafterConfig { method: DraftingMethod::Model, ..config(true, Vec::new()) };
+    let mut drafter = Drafter::new(config.clone(), 4);
+    let (mut now_ns, mut counts) = (0, Vec::new());
+    for request in 0..3 {
+        let mut tokens = vec![1, 2, 3];
+        let mut history = History::new(&config, &tokens, &[], 64, request);
+        for step in 1..=20 {
+            let step = 20 * request + step;
+            let round = Round { step, num_running: 1, num_rows: 1, num_tokens: 1, overlaps: false, now_ns };
+            drafter.begin_round(round);
+            drafter.propose(0, &mut history, &tokens, 100);
+            let num_drafts: usize = drafter.end_round().map(|(_, drafts)| drafts.len()).sum();
+            let is_first = num_drafts > 0 && counts.iter().all(|&count| count == 0);
+            now_ns += if is_first { 100_000 } else { 1000 + 250 * num_drafts as u64 };
+            // Of the first request all are wrong, of the others all are right.
+            let num_right = if request == 0 { 0 } else { num_drafts };
+            history.verify(num_right as u32, num_right < num_drafts);
+            tokens.extend(vec![7; 1 + num_right]);
+            drafter.end_step(step, 1 + num_drafts as u32, 1, 1 + num_right as u32, now_ns);
+            counts.push(num_drafts);
+        }
+    }
+    assert_eq!(counts[15..20], [0; 5], "what is wrong is not run");
+    let guessed = counts[20..].iter().filter(|&&count| count >= 3).count();
+    assert!(guessed > 30, "{counts:?}");
+}
