@@ -162,17 +162,22 @@ with compare_offline.Engine("fake", sys.executable, {{}}, {{}}, Path({str(tmp_pa
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         pid = int(process.stdout.readline())
         stat = Path(f"/proc/{pid}/stat")
-        assert state_of(stat) == "T"
+        assert state_once_in(stat, "T") == "T"
         process.send_signal(number)
         assert process.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
-    deadline = time.monotonic() + 10
-    while state_of(stat) not in ("", "Z") and time.monotonic() < deadline:
-        time.sleep(0.01)
-    state = state_of(stat)
+    state = state_once_in(stat, "", "Z")
     if state:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     assert state in ("", "Z")
+
+
+def state_once_in(stat, *states):
+    """The state of a process when it is one of these, or after ten seconds."""
+    deadline = time.monotonic() + 10
+    while state_of(stat) not in states and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return state_of(stat)
 
 
 def state_of(stat):
