@@ -183,12 +183,14 @@ def compare(engines: Mapping[str, Engine], args: argparse.Namespace, model: Path
     first = next(iter(engines))
     rates.append(machine_rates(args.num_threads))
     best_rates = {name: max(found[name] for found in rates) for name in rates[0]}
-    ceilings = model_ceilings(
-        json.loads((model if model.is_dir() else model.parent).joinpath("config.json").read_text()),
-        kind_of_weights(args),
-        best_rates,
-        (args.num_prompts, args.input_len, args.output_len),
-    )
+    ceilings: dict[str, float] = {}
+    if model.is_dir():  # the form of a file's weights is not among the arguments
+        ceilings = model_ceilings(
+            json.loads((model / "config.json").read_text()),
+            kind_of_weights(args),
+            best_rates,
+            (args.num_prompts, args.input_len, args.output_len),
+        )
     shares = {
         key: ceiling / medians[first][key] if key.endswith(("ms", "per_token")) else medians[first][key] / ceiling
         for key, ceiling in ceilings.items()
