@@ -17,7 +17,7 @@ CORE_IMPORTERS = (
     "rustvllm.cli.bench",
     "rustvllm.cli.collect_env",
     "rustvllm.cli.token_time",
-    "rustvllm.config.gguf_file",
+    "rustvllm.config.checkpoint.gguf_file",
     "rustvllm.distributed",
     "rustvllm.engine",
     "rustvllm.executor",

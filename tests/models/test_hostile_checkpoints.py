@@ -19,8 +19,8 @@ from test_quantized import AWQ, GPTQ, compressed, write
 
 from quantized_files import awq, gptq, packed
 from rustvllm.cli import inspect as inspect_command
+from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.config.model_folder import read_model_config
-from rustvllm.config.quantized_folders import read_quantization
 from rustvllm.exceptions import RustVLLMError
 from rustvllm.model_loader.checkpoint import read_headers
 from rustvllm.model_loader.gguf_tensors import read_gguf_headers

@@ -11,10 +11,10 @@ from typing import Any, Final
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.cli.token_time import best_token_seconds
 from rustvllm.config import ModelConfig, hub
-from rustvllm.config.checkpoint_forms import kept_layers, read_forms
-from rustvllm.config.gguf_file import is_gguf
+from rustvllm.config.checkpoint.checkpoint_forms import kept_layers, read_forms
+from rustvllm.config.checkpoint.gguf_file import is_gguf
+from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.config.model_folder import read_model_config
-from rustvllm.config.quantized_folders import read_quantization
 from rustvllm.exceptions import RustVLLMError
 from rustvllm.text.tokenizer import read_chat_template
 from rustvllm.worker.host_resources import memory_limit

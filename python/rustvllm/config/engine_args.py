@@ -42,11 +42,11 @@ from rustvllm.config import (
     require_choice,
     require_int,
 )
+from rustvllm.config.checkpoint.gguf_file import is_gguf
+from rustvllm.config.checkpoint.quantized_folders import check_method, read_quantization
 from rustvllm.config.engine_flags import EngineFlags
-from rustvllm.config.gguf_file import is_gguf
 from rustvllm.config.lora import LoRAConfig, folders_to_merge, make_lora_config
 from rustvllm.config.model_folder import read_model_config, resolve_dtype
-from rustvllm.config.quantized_folders import check_method, read_quantization
 from rustvllm.config.speculation import SpeculationConfig, make_speculation_config
 from rustvllm.exceptions import ConfigError
 from rustvllm.logger import init_logger

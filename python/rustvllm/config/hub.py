@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from rustvllm import envs
-from rustvllm.config import gguf_names
-from rustvllm.config.gguf_file import is_gguf
+from rustvllm.config.checkpoint import gguf_names
+from rustvllm.config.checkpoint.gguf_file import is_gguf
 from rustvllm.exceptions import (
     ConfigError,
     HubUnreachableError,

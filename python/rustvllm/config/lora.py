@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rustvllm.config.gguf_file import is_gguf
-from rustvllm.config.quantized_folders import read_quantization
+from rustvllm.config.checkpoint.gguf_file import is_gguf
+from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.exceptions import ConfigError
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rustvllm.config import ModelConfig, gguf_config
+from rustvllm.config import ModelConfig
 from rustvllm.config.architectures import HEAD_DIMS, MODEL_TYPES, MULTI_HEAD, SUPPORTED_ARCHITECTURES, text_config
-from rustvllm.config.gguf_file import GgufFile, is_gguf
-from rustvllm.config.quantized_folders import read_quantization
+from rustvllm.config.checkpoint import gguf_config
+from rustvllm.config.checkpoint.gguf_file import GgufFile, is_gguf
+from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 

@@ -12,7 +12,8 @@ from rustvllm.exceptions import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rustvllm.config.engine_config import EngineConfig, ModelConfig
+    from rustvllm.config.engine_config import EngineConfig
+    from rustvllm.config.model import ModelConfig
 
 METHODS: Final = ("ngram", "suffix", "auto", "draft_model")
 """``auto`` is what drafts best without a model: ``suffix`` with more drafts per token of the match."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rustvllm import _core
-from rustvllm.config.whole_forms import NumberForm
+from rustvllm.config.checkpoint.whole_forms import NumberForm
 from rustvllm.layers.cpu_embedding import NarrowEmbedding, PackedEmbedding
 from rustvllm.layers.cpu_linear import (
     CORE_DTYPES,

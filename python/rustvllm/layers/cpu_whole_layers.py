@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from rustvllm import _core
-from rustvllm.config.whole_forms import NumberForm
+from rustvllm.config.checkpoint.whole_forms import NumberForm
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu_embedding import BlockEmbedding, PackedEmbedding
 from rustvllm.layers.cpu_linear import CoreLinear, kind_of

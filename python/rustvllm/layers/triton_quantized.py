@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rustvllm import _core
-from rustvllm.config.whole_forms import NumberForm
+from rustvllm.config.checkpoint.whole_forms import NumberForm
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.kernels import quantized_matmul
 from rustvllm.kernels.quantized_matmul import QuantizedWeight

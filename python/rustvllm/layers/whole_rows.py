@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rustvllm.config.whole_forms import NumberForm, common_form
+from rustvllm.config.checkpoint.whole_forms import NumberForm, common_form
 
 FEW_BITS = 4
 MIDDLE_4 = 8

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rustvllm.config.gguf_file import FLOAT_TYPES, SERVED_TYPES
+from rustvllm.config.checkpoint.gguf_file import FLOAT_TYPES, SERVED_TYPES
 from rustvllm.exceptions import ModelLoadError
 
 INDEX_NAME = "model.safetensors.index.json"

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from rustvllm.config.whole_forms import NumberForm
+from rustvllm.config.checkpoint.whole_forms import NumberForm
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.linear import LinearKernel
 from rustvllm.layers.whole_rows import FileRows, StoredWords, WholeForm

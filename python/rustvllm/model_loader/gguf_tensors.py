@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from rustvllm.config.gguf_file import FLOAT_TYPES, GgufFile
+from rustvllm.config.checkpoint.gguf_file import FLOAT_TYPES, GgufFile
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.model_loader.checkpoint import StoredTensor
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from rustvllm.config.byte_sizes import readable_size
-from rustvllm.config.gguf_file import WHOLE_TYPES, is_gguf
-from rustvllm.config.quantized_folders import read_quantization
+from rustvllm.config.checkpoint.gguf_file import WHOLE_TYPES, is_gguf
+from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ModelLoadError

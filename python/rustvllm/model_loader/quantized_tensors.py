@@ -15,8 +15,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from rustvllm.config.quantized_folders import StoredQuantization
-from rustvllm.config.whole_forms import SCALE_KINDS, NumberForm, ZeroKind
+from rustvllm.config.checkpoint.quantized_folders import StoredQuantization
+from rustvllm.config.checkpoint.whole_forms import SCALE_KINDS, NumberForm, ZeroKind
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import FLOAT_DTYPES, MAX_NAMED, StoredTensor

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rustvllm.config.gguf_file import GgufFile
+from rustvllm.config.checkpoint.gguf_file import GgufFile
 from rustvllm.exceptions import ModelLoadError
 
 _PREFIX: Final = "tokenizer.ggml"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rustvllm import _core
-from rustvllm.config.gguf_file import GgufFile, is_gguf
+from rustvllm.config.checkpoint.gguf_file import GgufFile, is_gguf
 from rustvllm.exceptions import InvalidRequestError, ModelLoadError
 from rustvllm.text import gguf_tokenizer
 from rustvllm.text.tokenizer_json import check_size, load_tokenizer_json, read_object

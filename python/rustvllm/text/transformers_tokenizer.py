@@ -3,7 +3,7 @@
 from typing import Any
 
 from rustvllm.config import ModelConfig
-from rustvllm.config.gguf_file import GgufFile, is_gguf
+from rustvllm.config.checkpoint.gguf_file import GgufFile, is_gguf
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.text import gguf_tokenizer
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rustvllm import _core, envs
-from rustvllm.config.engine_config import STORED_QUANTIZATIONS
+from rustvllm.config import STORED_QUANTIZATIONS
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.layers.cpu_linear import OneDnnLinear, WeightKind
 from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker

@@ -9,8 +9,8 @@ from rustvllm.attention.cpu_backend import CPU_DTYPES, CPUAttentionBackend
 from rustvllm.attention.static_batch import StaticAttentionBackend
 from rustvllm.attention.torch_backend import TorchAttentionBackend
 from rustvllm.attention.triton_backend import TRITON_DTYPES, TritonAttentionBackend
+from rustvllm.config import DEVICES, DTYPES
 from rustvllm.config.attention_backends import BACKENDS
-from rustvllm.config.engine_config import DEVICES, DTYPES
 
 CLASSES = {"triton": TritonAttentionBackend, "cpu": CPUAttentionBackend, "torch": TorchAttentionBackend}
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from rustvllm.cli import token_time
-from rustvllm.config.checkpoint_forms import KeptLayer
-from rustvllm.config.whole_forms import NumberForm
+from rustvllm.config.checkpoint.checkpoint_forms import KeptLayer
+from rustvllm.config.checkpoint.whole_forms import NumberForm
 
 FORMS = [
     None,

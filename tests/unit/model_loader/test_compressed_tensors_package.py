@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rustvllm.config.quantized_folders import read_quantization
+from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.model_loader.checkpoint import read_headers
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_numbers import dense_rows

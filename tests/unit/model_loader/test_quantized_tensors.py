@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from quantized_files import awq, gptq, meaning, packed, random_layer
-from rustvllm.config.quantized_folders import read_quantization
+from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.model_loader.checkpoint import read_headers
 from rustvllm.model_loader.progress import LoadProgress

@@ -8,9 +8,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from rustvllm.config.gguf_file import WHOLE_TYPES, GgufFile, is_gguf
-from rustvllm.config.quantized_folders import StoredQuantization
-from rustvllm.config.whole_forms import SCALE_KINDS, NumberForm, common_form
+from rustvllm.config.checkpoint.gguf_file import WHOLE_TYPES, GgufFile, is_gguf
+from rustvllm.config.checkpoint.quantized_folders import StoredQuantization
+from rustvllm.config.checkpoint.whole_forms import SCALE_KINDS, NumberForm, common_form
 from rustvllm.exceptions import ModelLoadError
 
 MAX_HEADER_BYTES: Final = 256 << 20

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rustvllm import _core
-from rustvllm.config.whole_forms import NumberForm
+from rustvllm.config.checkpoint.whole_forms import NumberForm
 from rustvllm.exceptions import ModelLoadError
 
 SUFFIX: Final = ".gguf"

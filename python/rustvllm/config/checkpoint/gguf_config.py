@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rustvllm.config.gguf_file import GgufFile
+from rustvllm.config.checkpoint.gguf_file import GgufFile
 from rustvllm.exceptions import ModelLoadError
 
 _ROPE_TYPES: Final = ("none", "linear", "yarn", "longrope")

@@ -1,0 +1,127 @@
+"""``ModelConfig``: what is known of a model from its folder, without reading a weight."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rustvllm.config.ranges import require_choice, require_int
+from rustvllm.exceptions import ConfigError, InvalidRequestError
+
+DTYPES = ("float32", "float16", "bfloat16")
+"""Names of the tensor types a model can compute in."""
+MODEL_IMPLS = ("auto", "rustvllm", "transformers")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+"""Raw: as the model gave them. Processed: after penalties, masks, temperature and truncation, as they are drawn
+from."""
+LARGEST_MAX_LOGPROBS = 500_000
+"""So many candidates of one place fit into a frame between processes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What is known of a model from its folder, without reading a weight.
+
+    Attributes:
+        model: The name it was asked for by.
+        path: Folder with ``config.json`` and the weights, or a GGUF file.
+        revision: Branch, tag or commit on the hub.
+        tokenizer: Name of the tokenizer when it was given apart from the model.
+        tokenizer_path: Folder with ``tokenizer.json``, or a GGUF file; None with ``skip_tokenizer_init``.
+        hf_config: ``config.json`` as it is.
+        architecture: Model class, for instance ``LlamaForCausalLM``.
+        dtype: ``float32``, ``float16`` or ``bfloat16`` (``auto`` only before it is resolved).
+        max_model_len: Most tokens of prompt and output together.
+        fit_max_model_len: Lower it to what the KV cache can hold, once that is known.
+        vocab_size: Rows of the embedding; token ids are below it.
+        hidden_size: Width of the residual stream.
+        num_layers: Transformer layers.
+        num_attention_heads: Query heads.
+        num_kv_heads: Key and value heads (fewer than query heads with GQA).
+        head_dim: Width of one head.
+        seed: Seed of the engine: dummy weights, and requests without a seed of their own.
+        skip_tokenizer_init: Serve token ids only.
+        served_model_name: Names that clients may use; the first is reported.
+        eos_token_ids: Ids that end a generation, from generation_config.json, else config.json.
+        generation_config: The model's own sampling defaults, ``{}`` when there are none.
+        enforce_eager: Never capture CUDA graphs.
+        max_logprobs: Most candidates per place whose log-probabilities a request may ask for; -1: the whole vocabulary.
+        logprobs_mode: What is given as log-probabilities of sampled tokens, one of ``LOGPROBS_MODES``.
+        logits_processors: Batch classes that change logits, as ``module:Class``; or, in one process, the classes.
+        trust_remote_code: Python code of the model's folder may run, if no built-in code knows the architecture.
+        model_impl: Whose modelling code runs: ``rustvllm`` or ``transformers``.
+    """
+
+    model: str
+    path: Path
+    revision: str | None = None
+    tokenizer: str | None = None
+    tokenizer_path: Path | None = None
+    hf_config: Mapping[str, Any] = field(default_factory=dict)
+    architecture: str
+    dtype: str = "auto"
+    max_model_len: int
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    seed: int = 0
+    skip_tokenizer_init: bool = False
+    served_model_name: tuple[str, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    enforce_eager: bool = False
+    max_logprobs: int = 20
+    logprobs_mode: str = "raw_logprobs"
+    trust_remote_code: bool = False
+    logits_processors: tuple[Any, ...] = ()
+    model_impl: str = "rustvllm"
+    fit_max_model_len: bool = False
+
+    def __post_init__(self) -> None:
+        require_choice("model_impl", self.model_impl, MODEL_IMPLS[1:])
+        require_choice("dtype", self.dtype, ("auto", *DTYPES))
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_attention_heads", "num_kv_heads", "head_dim"):
+            require_int(name, getattr(self, name), 1)
+        require_int("max_model_len", self.max_model_len, 1)
+        require_int("max_logprobs", self.max_logprobs, -1, LARGEST_MAX_LOGPROBS)
+        if self.max_logprobs == -1 and self.vocab_size > LARGEST_MAX_LOGPROBS:
+            raise ConfigError(
+                f"max_logprobs=-1 means the vocabulary, which has {self.vocab_size} tokens; at most "
+                f"{LARGEST_MAX_LOGPROBS} are possible"
+            )
+        require_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
+        require_int("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.num_attention_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
+                f"num_key_value_heads ({self.num_kv_heads})"
+            )
+        # Read-only views: threads share the configuration, so it must not change.
+        object.__setattr__(self, "hf_config", MappingProxyType(dict(self.hf_config)))
+        object.__setattr__(self, "generation_config", MappingProxyType(dict(self.generation_config)))
+        if not self.served_model_name:
+            object.__setattr__(self, "served_model_name", (self.model,))
+
+    def check_num_logprobs(self, param: str, asked: int | None) -> None:
+        """Refuse more candidates than a request may ask for.
+
+        Args:
+            param: The parameter, for the message.
+            asked: Candidates per place; -1: the vocabulary; None if the request asks for none.
+
+        Raises:
+            InvalidRequestError: Names the parameter, the value and the limit.
+        """
+        most = self.vocab_size if self.max_logprobs == -1 else self.max_logprobs
+        num_asked = self.vocab_size if asked == -1 else asked
+        if num_asked is None or num_asked <= most or self.max_logprobs == -1:
+            return
+        shown = f"-1 (the vocabulary of {self.vocab_size} tokens)" if asked == -1 else asked
+        raise InvalidRequestError(
+            f"{param} is {shown}, at most {most} are given; the engine's max_logprobs can be raised (-1: no limit)",
+            param,
+        )
