@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from rustvllm.config.engine_args import EngineArgs as EngineArgs
     from rustvllm.engine.async_llm import AsyncLLM as AsyncLLM
     from rustvllm.engine.async_llm import AsyncLLMEngine as AsyncLLMEngine
-    from rustvllm.engine.input_processor import PromptType as PromptType
-    from rustvllm.engine.input_processor import TextPrompt as TextPrompt
-    from rustvllm.engine.input_processor import TokensPrompt as TokensPrompt
     from rustvllm.engine.llm_engine import LLMEngine as LLMEngine
+    from rustvllm.engine.request.prompts import PromptType as PromptType
+    from rustvllm.engine.request.prompts import TextPrompt as TextPrompt
+    from rustvllm.engine.request.prompts import TokensPrompt as TokensPrompt
     from rustvllm.llm import LLM as LLM
     from rustvllm.logprobs import Logprob as Logprob
     from rustvllm.outputs import CompletionOutput as CompletionOutput
@@ -37,9 +37,9 @@ _HOMES = {
     "AsyncLLM": "rustvllm.engine.async_llm",
     "AsyncLLMEngine": "rustvllm.engine.async_llm",
     "LLMEngine": "rustvllm.engine.llm_engine",
-    "PromptType": "rustvllm.engine.input_processor",
-    "TextPrompt": "rustvllm.engine.input_processor",
-    "TokensPrompt": "rustvllm.engine.input_processor",
+    "PromptType": "rustvllm.engine.request.prompts",
+    "TextPrompt": "rustvllm.engine.request.prompts",
+    "TokensPrompt": "rustvllm.engine.request.prompts",
     "SamplingParams": "rustvllm.sampling_params",
     "BeamSearchParams": "rustvllm.sampling_params",
     "BeamSearchOutput": "rustvllm.beam_search",

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rustvllm.beam_search import BeamSearchOutput, beam_search_outputs
 from rustvllm.config.engine_args import EngineArgs
-from rustvllm.engine.engine_params import engine_params
-from rustvllm.engine.input_processor import EngineCoreRequest, PromptType, default_sampling_params
 from rustvllm.engine.llm_engine import LLMEngine
+from rustvllm.engine.request.core_request import EngineCoreRequest, engine_params
+from rustvllm.engine.request.default_params import default_sampling_params
+from rustvllm.engine.request.prompts import PromptType
 from rustvllm.exceptions import ConfigError, InvalidRequestError, QueueFullError, RequestFailedError
 from rustvllm.llm_prompts import Messages, Prompts, as_conversations, as_prompts, check_no_media, with_tokenization
 from rustvllm.logger import init_logger

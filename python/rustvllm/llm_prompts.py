@@ -4,7 +4,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rustvllm.engine.input_processor import PromptType
+from rustvllm.engine.request.prompts import PromptType
 from rustvllm.exceptions import InvalidRequestError
 
 Prompts = PromptType | Sequence[PromptType]

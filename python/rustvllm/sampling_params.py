@@ -72,13 +72,13 @@ class SamplingParams:
     """Sampling parameters of one request, with the names and defaults of the OpenAI API and its extensions.
 
     Every parameter is checked here, keeps what it was given, and may be changed: it is checked again when a request is
-    made with it. An engine works with a copy of its own (:func:`~rustvllm.engine.engine_params.engine_params`), which
-    later changes do not reach. :meth:`clone` makes a variant.
+    made with it. An engine works with a copy of its own, which later changes do not reach
+    (:func:`~rustvllm.engine.request.core_request.engine_params`). :meth:`clone` makes a variant.
 
     Attributes:
         LEAST_MAX_TOKENS: The least ``max_tokens``.
         checked_values: The parameters as they were checked last.
-        engine_copy: What an engine made of them; kept by ``rustvllm.engine.engine_params``.
+        engine_copy: What an engine made of them; kept by ``rustvllm.engine.request.core_request``.
         n: Samples per prompt, 1 to 16384; greedy sampling allows 1 only.
         temperature: 0 to 2; below 1e-5 is greedy, from there to 0.01 counts as 0.01.
         top_p: Keep the smallest set of tokens whose probabilities sum to this, in (0, 1].

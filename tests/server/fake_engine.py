@@ -12,7 +12,8 @@ from typing import Any
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig, ModelConfig, SchedulerConfig
-from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor
+from rustvllm.engine.input_processor import InputProcessor
+from rustvllm.engine.request.core_request import EngineCoreRequest
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.observe.metrics.counters import EngineMetrics
 from rustvllm.outputs import CompletionOutput, RequestOutput

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rustvllm.engine.engine_params import engine_params
+from rustvllm.engine.request.core_request import engine_params
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.sampling_params import NOT_SUPPORTED_YET, PromptOnlyParams, RequestOutputKind, SamplingParams
 

@@ -15,10 +15,13 @@ from rustvllm import _core, envs
 from rustvllm.config import EngineConfig, ModelConfig, UsageContext
 from rustvllm.engine.core_client import AsyncEngineClient, ThreadClient, make_client
 from rustvllm.engine.front_tracer import make_front_tracer
-from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor, PromptType
+from rustvllm.engine.input_processor import InputProcessor
 from rustvllm.engine.loop_calls import call_if_alive, call_in_loop, remove_reader_soon
 from rustvllm.engine.remote_client import RemoteClient
-from rustvllm.engine.request_state import FEW_PARTS, EventSink, RequestState
+from rustvllm.engine.request.core_request import EngineCoreRequest
+from rustvllm.engine.request.prompts import PromptType
+from rustvllm.engine.request.request_stream import RequestStream
+from rustvllm.engine.request_state import EventSink, RequestState
 from rustvllm.engine.request_table import SAMPLES_AT_ONCE, RequestTable
 from rustvllm.exceptions import ConfigError, EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError
 from rustvllm.logger import init_logger
@@ -33,7 +36,7 @@ from rustvllm.observe.metrics.stat_reporter import StatReporter
 from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import load_tokenizer
 from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, Tracer
-from rustvllm.outputs import PromptIds, RequestOutput
+from rustvllm.outputs import RequestOutput
 from rustvllm.process.health import EngineHealth
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.tenant import Tenant
@@ -50,77 +53,6 @@ _NEWS_AT_ONCE = 256
 """News of samples that are read in one go: a millisecond of work."""
 QUERY_SECONDS = 2.0
 """Seconds to wait for what an engine says of itself."""
-
-
-class RequestStream:
-    """The outputs of one request, as an asynchronous iterator. Closing it early aborts the request."""
-
-    def __init__(self, engine: "AsyncLLM", state: RequestState) -> None:
-        self._engine = engine
-        self._state = state
-        self._news = asyncio.Event()
-        self._error: BaseException | None = None
-        self._done = False
-
-    def __aiter__(self) -> "RequestStream":
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        """The next output.
-
-        Raises:
-            RequestFailedError: The engine failed on this request.
-            InvalidRequestError: An engine in another process refuses it.
-            QueueFullError: That engine has too many.
-            QueueTimeoutError: The request waited longer than ``queue_timeout``.
-            EngineDeadError: The engine died or was shut down.
-        """
-        if self._done:
-            raise StopAsyncIteration
-        while not self._state.ready:
-            if self._error is not None:
-                self._done = True
-                raise self._error
-            self._news.clear()
-            await self._news.wait()
-            if self._done:  # closed meanwhile
-                raise StopAsyncIteration
-        if self._state.takes_long:
-            output = await asyncio.to_thread(self._state.take)
-        else:
-            for _ in iter(self._state.read_some, False):  # much has come while the reader was busy
-                await asyncio.sleep(0)
-            output = self._state.take(FEW_PARTS)
-        if output.error is not None:
-            self.close()
-            raise self._engine._with_advice(self._state.failure())  # noqa: SLF001
-        self._done = output.finished
-        return output
-
-    @property
-    def prompt_ids(self) -> PromptIds:
-        """Token ids of the prompt, with the special tokens that were added, after truncation."""
-        return self._state.prompt_ids
-
-    def resume(self) -> None:
-        """The request's sink, which had refused an event, takes them again."""
-        self._engine._resume(self._state)  # noqa: SLF001 -- stream and engine are one thing in two halves
-
-    def close(self) -> None:
-        """Stop reading; what still runs is aborted, and a reader that waits gets the end. Idempotent."""
-        if self._done:  # at its end nothing is left of it
-            return
-        self._done = True
-        self._news.set()
-        self._engine._forget(self._state)  # noqa: SLF001
-
-    async def aclose(self) -> None:
-        """The same as :meth:`close`, for ``contextlib.aclosing``."""
-        self.close()
-
-    def _wake(self, error: BaseException | None = None) -> None:
-        self._error = self._error or error
-        self._news.set()
 
 
 class AsyncLLM(AdapterMethods):
@@ -316,7 +248,7 @@ class AsyncLLM(AdapterMethods):
         except QueueFullError as error:
             raise self._with_advice(error) from None
         self._drain_rate.observe()
-        stream = RequestStream(self, state)
+        stream = RequestStream(state, self._resume, self._forget, self._with_advice)
         self._streams[id(state)] = stream
         return stream
 
@@ -546,7 +478,7 @@ class AsyncLLM(AdapterMethods):
                 if state.finished:
                     del self._streams[id(state)]
                 if state.ready:
-                    stream._wake()  # noqa: SLF001
+                    stream.wake()
 
     def _with_advice(self, error: RustVLLMError) -> RustVLLMError:
         """An error with what helps its caller: the limit that was met, and when to try again."""
@@ -582,7 +514,7 @@ class AsyncLLM(AdapterMethods):
 
     def _fail_all(self, error: EngineDeadError) -> None:
         for stream in list(self._streams.values()):
-            stream._wake(error)  # noqa: SLF001
+            stream.wake(error)
         self._streams.clear()
         for state in self._requests.states():
             self._requests.forget(state, abort=True)

@@ -6,17 +6,18 @@ Everything that can be wrong with a request is found here, before any of it reac
 import asyncio
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Any, TypedDict
 
 from rustvllm import _core
-from rustvllm.config import EngineConfig, ModelConfig
-from rustvllm.engine.checked_params import CheckedParams, TokenRules
-from rustvllm.engine.engine_params import EngineParams, engine_params
+from rustvllm.config import EngineConfig
 from rustvllm.engine.grammar_spec import make_grammar_spec
-from rustvllm.engine.sampling_extras import is_long, make_sampling_extras
+from rustvllm.engine.request.checked_params import CheckedParams, TokenRules
+from rustvllm.engine.request.core_request import MASK64, EngineCoreRequest, EngineParams, engine_params, to_int64
+from rustvllm.engine.request.default_params import default_sampling_params
+from rustvllm.engine.request.prompts import PROMPT_KEYS, PromptType
+from rustvllm.engine.request.sampling_extras import is_long, make_sampling_extras
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.sampling_params import MAX_TOKENS_LIMIT, BeamSearchParams, SamplingParams
@@ -27,101 +28,11 @@ from rustvllm.text.tokenizer import Tokenizer, max_token_chars
 
 logger = init_logger(__name__)
 
-_GENERATION_DEFAULTS = {
-    # name in generation_config.json -> sampling parameter
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
-_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens", "prediction"})
-_MASK64 = 2**64 - 1
 _FEW_STOP_IDS = 16
 _OFF_LOOP_CHARS = 2048
 """Longer prompts are tokenised in a thread of the core, so that they delay no other request on the event loop."""
 MAX_PROMPT_LOGPROBS = 1 << 26
 """Most log-probabilities of one prompt, candidates times places: half a GiB of numbers."""
-
-
-class TextPrompt(TypedDict, total=False):
-    """A prompt as text; ``add_special_tokens`` (default True) lets the tokenizer add its beginning of sequence.
-
-    ``prediction`` is what the answer is expected to be: with speculative decoding an answer that follows it is faster.
-    """
-
-    prompt: str
-    cache_salt: str
-    add_special_tokens: bool
-    prediction: str | Sequence[int] | None
-
-
-class TokensPrompt(TypedDict, total=False):
-    """A prompt as token ids, optionally with the text they stand for."""
-
-    prompt_token_ids: Sequence[int] | _core.TokenIds
-    prompt: str
-    cache_salt: str
-    prediction: str | Sequence[int] | None
-
-
-PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
-
-
-@dataclass(frozen=True, slots=True)
-class EngineCoreRequest:
-    """One request, ready for ``EngineHandle.add_request``; it becomes ``params.num_samples`` requests there.
-
-    Attributes:
-        prompt: Prompt text; None when only token ids were given.
-        prompt_token_ids: Checked ids, at least one.
-        params: Checked parameters.
-        max_tokens: Most tokens to generate, clamped to the room that the prompt leaves.
-        eos_token_id: Ends a sample without a stop reason; None if no token does.
-        stop_token_ids: Ids that end a sample, further EOS ids included.
-        hidden_stop_ids: Those of ``stop_token_ids`` that stand for EOS.
-        num_logprobs: Candidates that get log-probabilities in addition to the sampled token; −1: not even that one.
-        num_prompt_logprobs: The same for each place of the prompt but the first.
-        seed: Of the first sample, 64-bit signed; sample i has ``seed + i``.
-        priority: Lower is sooner, with the priority policy.
-        tenant: Whose share of the engine it is charged to, with the fair policy; None: the bucket of all without.
-        cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
-        prediction: What the answer is expected to be; None if nothing is, or if no drafts are made.
-        adapter, adapter_name: Number and name of the adapter whose weights are added; 0 and None without.
-        sampling_extras: Parameters that are lists; None without.
-        grammar: What the output must be; None: anything.
-        stop: Stop strings, which all samples look for; None without.
-        arrival_ns: When it came to its front end (nanoseconds of CLOCK_MONOTONIC); its latencies count from then.
-        began_ns, processed_ns: When the check began and ended, in nanoseconds of ``time.monotonic_ns``.
-    """
-
-    prompt: str | None
-    prompt_token_ids: _core.TokenIds
-    params: EngineParams
-    max_tokens: int
-    eos_token_id: int | None
-    stop_token_ids: tuple[int, ...]
-    hidden_stop_ids: frozenset[int]
-    num_logprobs: int
-    num_prompt_logprobs: int
-    seed: int
-    priority: int
-    cache_salt: str | None
-    tenant: Tenant | None = None
-    prediction: _core.TokenIds | None = None
-    adapter: int = 0
-    adapter_name: str | None = None
-    sampling_extras: _core.SamplingExtras | None = None
-    grammar: _core.GrammarSpec | None = None
-    stop: _core.StopStrings | None = None
-    arrival_ns: int = field(default_factory=monotonic_ns)
-    began_ns: int = 0
-    processed_ns: int = 0
-
-    def seed_of(self, index: int) -> int:
-        """Seed of sample ``index``, wrapped to 64 bits."""
-        return _to_int64(self.seed + index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,37 +413,10 @@ class InputProcessor:
 
         The finaliser is SplitMix64's (Steele, Lea and Flood 2014), so neighbouring counts share nothing.
         """
-        z = (self._model.seed * 0xD1342543DE82EF95 + next(self._seed_numbers) * 0x9E3779B97F4A7C15) & _MASK64
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
-        return _to_int64(z ^ (z >> 31))
-
-
-def default_sampling_params(model: ModelConfig, **overrides: Any) -> SamplingParams:
-    """The model's own defaults from its generation_config, without what the engine cannot honour (said once per value).
-
-    Args:
-        model: For its ``generation_config``.
-        overrides: Parameters that win over the model's.
-    """
-    values: dict[str, Any] = {}
-    for source, name in _GENERATION_DEFAULTS.items():
-        value = model.generation_config.get(source)
-        if value is None or (name == "max_tokens" and value == 0):
-            continue
-        try:
-            SamplingParams(**{name: value})
-        except InvalidRequestError as error:
-            warning = (source, repr(value))
-            if warning not in _warned:
-                _warned.add(warning)
-                logger.warning("generation_config.json is not followed in %s=%r: %s", source, value, error)
-        else:
-            values[name] = value
-    return SamplingParams(**{**values, **overrides})
-
-
-_warned: set[tuple[str, str]] = set()
+        z = (self._model.seed * 0xD1342543DE82EF95 + next(self._seed_numbers) * 0x9E3779B97F4A7C15) & MASK64
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64
+        return to_int64(z ^ (z >> 31))
 
 
 def _check_num_prompt_logprobs(num_prompt_logprobs: int, num_prompt_tokens: int) -> None:
@@ -566,10 +450,10 @@ def _read_prompt(prompt: object) -> tuple[str | None, object, str | None, bool, 
         if prompt is None:
             raise InvalidRequestError("a prompt must be text, a list of token ids or a dict, got NoneType", "prompt")
         return None, prompt, None, True, None
-    unknown = sorted(str(key) for key in prompt if key not in _PROMPT_KEYS)
+    unknown = sorted(str(key) for key in prompt if key not in PROMPT_KEYS)
     if unknown:
         raise InvalidRequestError(
-            f"a prompt dict may have the keys {', '.join(sorted(_PROMPT_KEYS))}, got {', '.join(unknown)}", "prompt"
+            f"a prompt dict may have the keys {', '.join(sorted(PROMPT_KEYS))}, got {', '.join(unknown)}", "prompt"
         )
     text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
     if text is not None and not isinstance(text, str):
@@ -590,11 +474,6 @@ def _check_cache_salt(salt: object) -> None:
             f"cache_salt must be 1 to 128 characters without '@', '/', '\\' and NUL, got {salt!r:.80}",
             "cache_salt",
         )
-
-
-def _to_int64(value: int) -> int:
-    value &= _MASK64
-    return value - 2**64 if value >= 2**63 else value
 
 
 assert MAX_TOKENS_LIMIT < 2**31  # the core counts tokens in 32 bits

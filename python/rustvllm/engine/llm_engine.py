@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from rustvllm.config import EngineConfig, ModelConfig, UsageContext
 from rustvllm.engine.core_client import InprocClient
 from rustvllm.engine.front_tracer import make_front_tracer
-from rustvllm.engine.input_processor import EngineCoreRequest, InputProcessor, PromptType
+from rustvllm.engine.input_processor import InputProcessor
+from rustvllm.engine.request.core_request import EngineCoreRequest
+from rustvllm.engine.request.prompts import PromptType
 from rustvllm.engine.request_table import RequestTable
 from rustvllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, ModelLoadError
 from rustvllm.lora.registry import AdapterRegistry, distinct

@@ -10,7 +10,7 @@ from time import monotonic_ns
 from rustvllm import _core
 from rustvllm.engine.core_client import EngineCoreClient
 from rustvllm.engine.front_tracer import FrontTracer, debug_front_tracer
-from rustvllm.engine.input_processor import EngineCoreRequest
+from rustvllm.engine.request.core_request import EngineCoreRequest
 from rustvllm.engine.request_state import BestOf, EventSink, RequestState
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logprobs import PromptLogprobs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rustvllm import __version__
 from rustvllm.config import TracingConfig
-from rustvllm.engine.input_processor import default_sampling_params
+from rustvllm.engine.request.default_params import default_sampling_params
 from rustvllm.logger import init_logger
 from rustvllm.lora.request import LoRARequest
 from rustvllm.observe.metrics.prometheus import PrometheusText

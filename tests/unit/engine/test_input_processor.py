@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rustvllm.engine.input_processor import InputProcessor, default_sampling_params, logger
+from rustvllm.engine.input_processor import InputProcessor, logger
+from rustvllm.engine.request.default_params import default_sampling_params
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.sampling_params import PromptOnlyParams, SamplingParams
 from rustvllm.text.tokenizer import Tokenizer

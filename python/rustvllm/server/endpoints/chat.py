@@ -32,7 +32,7 @@ from rustvllm.server.stream.turn_chunks import TurnChunkRenderer
 from rustvllm.structured_outputs import GatedOutputs
 
 if TYPE_CHECKING:
-    from rustvllm.engine.input_processor import TextPrompt
+    from rustvllm.engine.request.prompts import TextPrompt
 
 
 async def create_chat_completion(raw_request: Request) -> Response:

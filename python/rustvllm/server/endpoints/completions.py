@@ -18,7 +18,7 @@ from rustvllm.server.schemas.refusals import COMPLETION_REFUSALS
 from rustvllm.server.stream.chunks import ChunkRenderer
 
 if TYPE_CHECKING:
-    from rustvllm.engine.input_processor import TextPrompt, TokensPrompt
+    from rustvllm.engine.request.prompts import TextPrompt, TokensPrompt
 
 
 async def create_completion(raw_request: Request) -> Response:

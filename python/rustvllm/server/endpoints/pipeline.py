@@ -34,7 +34,7 @@ from rustvllm.server.stream.sse import EventStreamResponse
 from rustvllm.tenant import Tenant
 
 if TYPE_CHECKING:
-    from rustvllm.engine.input_processor import TextPrompt, TokensPrompt
+    from rustvllm.engine.request.prompts import TextPrompt, TokensPrompt
 
 R = TypeVar("R", bound=GenerationRequest)
 C = TypeVar("C", bound=ChunkRenderer)

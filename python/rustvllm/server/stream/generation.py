@@ -21,8 +21,8 @@ from rustvllm.server.state import ServedModel, ServerState
 from rustvllm.tenant import Tenant
 
 if TYPE_CHECKING:
-    from rustvllm.engine.async_llm import RequestStream
-    from rustvllm.engine.input_processor import PromptType
+    from rustvllm.engine.request.prompts import PromptType
+    from rustvllm.engine.request.request_stream import RequestStream
     from rustvllm.engine.request_state import EventSink
 
 _TURN_SECONDS = 0.001

@@ -4,7 +4,7 @@ import weakref
 from dataclasses import dataclass
 
 from rustvllm import _core
-from rustvllm.engine.engine_params import EngineParams
+from rustvllm.engine.request.core_request import EngineParams
 
 
 @dataclass(frozen=True, slots=True)

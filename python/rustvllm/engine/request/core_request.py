@@ -1,11 +1,15 @@
-"""What an engine makes of a request's ``SamplingParams``: a copy in one form, which nothing changes."""
+"""A request as the core takes it: its prompt is checked, and its parameters are a copy that nothing changes."""
 
 from copy import deepcopy
+from dataclasses import dataclass, field
+from time import monotonic_ns
 from typing import Any, Final, NoReturn
 
+from rustvllm import _core
 from rustvllm.logger import init_logger
 from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams
 from rustvllm.sampling_table import FILTERS, SAMPLING_LISTS
+from rustvllm.tenant import Tenant
 
 logger = init_logger(__name__)
 
@@ -17,6 +21,7 @@ LARGEST: Final = 1e30
 bits where they are computed."""
 MAX_BIAS: Final = 100.0
 """Biases are clamped to it and to its negative."""
+MASK64: Final = 2**64 - 1
 
 
 class EngineParams(SamplingParams):
@@ -90,3 +95,64 @@ def _normalised(params: SamplingParams) -> EngineParams:
         logger.warning("temperature %g is raised to %g: lower ones overflow", params.temperature, LOWEST_TEMPERATURE)
         values["temperature"] = LOWEST_TEMPERATURE
     return _made_of(values)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCoreRequest:
+    """One request, ready for ``EngineHandle.add_request``; it becomes ``params.num_samples`` requests there.
+
+    Attributes:
+        prompt: Prompt text; None when only token ids were given.
+        prompt_token_ids: Checked ids, at least one.
+        params: Checked parameters.
+        max_tokens: Most tokens to generate, clamped to the room that the prompt leaves.
+        eos_token_id: Ends a sample without a stop reason; None if no token does.
+        stop_token_ids: Ids that end a sample, further EOS ids included.
+        hidden_stop_ids: Those of ``stop_token_ids`` that stand for EOS.
+        num_logprobs: Candidates that get log-probabilities in addition to the sampled token; −1: not even that one.
+        num_prompt_logprobs: The same for each place of the prompt but the first.
+        seed: Of the first sample, 64-bit signed; sample i has ``seed + i``.
+        priority: Lower is sooner, with the priority policy.
+        tenant: Whose share of the engine it is charged to, with the fair policy; None: the bucket of all without.
+        cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
+        prediction: What the answer is expected to be; None if nothing is, or if no drafts are made.
+        adapter, adapter_name: Number and name of the adapter whose weights are added; 0 and None without.
+        sampling_extras: Parameters that are lists; None without.
+        grammar: What the output must be; None: anything.
+        stop: Stop strings, which all samples look for; None without.
+        arrival_ns: When it came to its front end (nanoseconds of CLOCK_MONOTONIC); its latencies count from then.
+        began_ns, processed_ns: When the check began and ended, in nanoseconds of ``time.monotonic_ns``.
+    """
+
+    prompt: str | None
+    prompt_token_ids: _core.TokenIds
+    params: EngineParams
+    max_tokens: int
+    eos_token_id: int | None
+    stop_token_ids: tuple[int, ...]
+    hidden_stop_ids: frozenset[int]
+    num_logprobs: int
+    num_prompt_logprobs: int
+    seed: int
+    priority: int
+    cache_salt: str | None
+    tenant: Tenant | None = None
+    prediction: _core.TokenIds | None = None
+    adapter: int = 0
+    adapter_name: str | None = None
+    sampling_extras: _core.SamplingExtras | None = None
+    grammar: _core.GrammarSpec | None = None
+    stop: _core.StopStrings | None = None
+    arrival_ns: int = field(default_factory=monotonic_ns)
+    began_ns: int = 0
+    processed_ns: int = 0
+
+    def seed_of(self, index: int) -> int:
+        """Seed of sample ``index``, wrapped to 64 bits."""
+        return to_int64(self.seed + index)
+
+
+def to_int64(value: int) -> int:
+    """The low 64 bits of a number, as a signed one."""
+    value &= MASK64
+    return value - 2**64 if value >= 2**63 else value
