@@ -1,4 +1,4 @@
-"""One device: chooses it, loads the model there, decides how many KV blocks fit, and owns the runner."""
+"""One device: chooses it, loads the model there, makes the KV cache and owns the runner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch import Tensor
 from rustvllm import _core
 from rustvllm.attention.selector import make_attention_backend
 from rustvllm.attention.static_batch import StaticAttentionBackend
-from rustvllm.config.byte_sizes import readable_size
 from rustvllm.config.devices import why_no_cuda
 from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.distributed.stages import WHOLE, Stage
@@ -44,9 +43,9 @@ from rustvllm.worker.graphs.recorder import CannotCaptureError, make_graph_recor
 from rustvllm.worker.graphs.sampling import make_sampling
 from rustvllm.worker.graphs.step_graphs import StepGraphs
 from rustvllm.worker.input_batch import FollowerBatch, InputBatch
+from rustvllm.worker.kv_cache_memory import KVCacheMemory, available_memory
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.step_buffers import BufferSpec, StepBuffers, send_array
-from rustvllm.worker.step_memory import step_bytes
 from rustvllm.worker.streams import make_streams
 
 if TYPE_CHECKING:
@@ -60,18 +59,10 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-MAX_SLOTS = 2**31 - 1
-"""A slot number has 32 bits."""
-MAX_CPU_BLOCKS = 2**27
-"""As many blocks in CPU memory as the core can number."""
-CPU_CACHE_CAP = 4
-"""On CPU the default cache holds at most this many times what ``max_num_seqs`` sequences of ``max_model_len`` need."""
 SINGLE_THREAD_BYTES = 32 << 20
 """A model with fewer bytes of parameters is run by one thread: its products are so short that threads cost more in
 waiting for each other than they save, and on a busy machine thirty times as much. ``cpu_threads`` overrides it, and so
 does ``OMP_NUM_THREADS``."""
-CPU_CACHE_SHARE_OF_AVAILABLE = 0.9
-"""Of the memory that is free now, the most that the default CPU cache takes."""
 
 
 class Worker:
@@ -138,7 +129,7 @@ class Worker:
             self.config.load,
             self.dtype,
             self.device,
-            self._available_memory(),
+            available_memory(self.device),
             self._make_packer if on_cpu else on_device if runs_fused_on(self.device) else None,
             self.group,
             self.stage,
@@ -198,80 +189,16 @@ class Worker:
         if self.config.draft_model is not None:
             assert self._threads is not None  # of a model on the CPU
             self.runner.draft_model = load_draft_model(
-                self.config, self.config.draft_model, self.dtype, self._available_memory(), self._threads
+                self.config, self.config.draft_model, self.dtype, available_memory(self.device), self._threads
             )
 
     def determine_num_blocks(self) -> int:
-        """KV blocks, the null block included.
-
-        The override when given, else what fits into ``kv_cache_memory_bytes`` when given, else a share of the memory:
-        on CPU ``cpu_kv_cache_fraction`` of the container's limit, within what is free now and within ``CPU_CACHE_CAP``;
-        on CUDA what ``gpu_memory_utilization`` leaves after the weights and the largest step.
-
-        Raises:
-            ModelLoadError: Not even one usable block fits, or more was asked for than there is.
-        """
-        cache = self.config.cache
-        per_block = self.num_bytes_per_block
-        most = MAX_SLOTS // cache.block_size
-        if cache.num_gpu_blocks_override is not None:
-            num_blocks = cache.num_gpu_blocks_override
-            if num_blocks > most:
-                raise ModelLoadError(
-                    f"num_gpu_blocks_override is {num_blocks}, but at most {most} blocks can be numbered"
-                )
-            self._check_room(num_blocks * per_block, "num_gpu_blocks_override", num_blocks, per_block)
-            self._warn_of_tight_memory(num_blocks * per_block)
-            return num_blocks
-        if cache.kv_cache_memory_bytes is not None:
-            self._check_room(cache.kv_cache_memory_bytes, "kv_cache_memory_bytes", cache.kv_cache_memory_bytes, 1)
-            budget = cache.kv_cache_memory_bytes
-        elif self.device.type == "cpu":
-            budget = self._cpu_budget()
-        else:
-            with self._explained_start("the largest step, which is run to see what it takes"):
-                budget = self._cuda_budget()
-        num_blocks = min(budget // per_block, most)
-        if num_blocks < 2:
-            share = "cpu_kv_cache_fraction" if self.device.type == "cpu" else "gpu_memory_utilization"
-            raise ModelLoadError(
-                f"the KV cache has {readable_size(budget)}, but two blocks of {cache.block_size} tokens need "
-                f"{readable_size(2 * per_block)} ({2 * per_block} bytes); "
-                f"raise kv_cache_memory_bytes or {share}, or lower block_size"
-            )
-        self._warn_of_tight_memory(num_blocks * per_block)
-        return int(num_blocks)
+        """KV blocks, the null block included; see :meth:`KVCacheMemory.num_blocks`."""
+        return self._cache_memory().num_blocks(self._cuda_budget)
 
     def determine_num_cpu_blocks(self, num_blocks: int) -> int:
-        """Blocks in CPU memory for preempted requests: what ``swap_space`` holds; 0 unless preemption is by swap.
-
-        Args:
-            num_blocks: KV blocks of the device, whose memory is not taken yet.
-
-        Raises:
-            ConfigError: ``swap_space`` does not hold one block, or is more than there is.
-        """
-        if self.config.scheduler.preemption_mode != "swap":
-            return 0
-        per_block = self.num_bytes_per_block
-        swap_space = self.config.cache.swap_space
-        num_cpu_blocks = min(int(swap_space * 2**30) // per_block, MAX_CPU_BLOCKS)
-        if num_cpu_blocks == 0:
-            raise ConfigError(
-                f"swap_space is {swap_space:g} GiB, but one KV block takes {per_block} bytes: set it to at least "
-                f"{_gib(per_block, up=True)}, or preemption_mode to recompute"
-            )
-        available = host_resources.memory_available()
-        if self.device.type == "cpu":
-            available -= num_blocks * per_block
-        if num_cpu_blocks * per_block > available:
-            advice = f"set it to {_gib(available)} or less" if available >= per_block else "free some"
-            raise ConfigError(
-                f"swap_space is {swap_space:g} GiB, but {max(available, 0) / 2**30:.2f} GiB of CPU memory are free"
-                f"{' after the KV cache' if self.device.type == 'cpu' else ''}: {advice}, or set preemption_mode to "
-                "recompute"
-            )
-        return num_cpu_blocks
+        """Blocks in CPU memory for preempted requests; see :meth:`KVCacheMemory.num_cpu_blocks`."""
+        return self._cache_memory().num_cpu_blocks(num_blocks)
 
     def initialize_kv_cache(
         self, num_blocks: int, buffer_spec: BufferSpec, num_sets: int, num_cpu_blocks: int = 0
@@ -475,50 +402,19 @@ class Worker:
             return torch.zeros(shape, dtype=self.cache_dtype, device=self.device)
         return zeros_on_host(shape, self.cache_dtype)
 
-    def _available_memory(self) -> int:
-        if self.device.type == "cpu":
-            return host_resources.memory_available()
-        return torch.cuda.mem_get_info(self.device)[0]
-
-    def _check_room(self, needed: int, name: str, value: int, unit: int) -> None:
-        available = self._available_memory()
-        if needed > available:
-            raise ModelLoadError(
-                f"{name} is {value}, which takes {readable_size(needed)}, but {readable_size(available)} are free on "
-                f"{self.device}; at most {available // unit} would fit"
-            )
-
-    def _warn_of_tight_memory(self, cache_bytes: int) -> None:
-        """Say so when the KV cache leaves less than the largest step is likely to take: it may be killed under load."""
-        if self.device.type != "cpu":
-            return
-        available, step = host_resources.memory_available(), self._step_bytes()
-        if cache_bytes + step > available:
-            scheduler = self.config.scheduler
-            logger.warning(
-                "memory is tight: %d MiB are free, the KV cache takes %d and the largest step about %d; the engine may "
-                "be killed under load. Lower kv_cache_memory_bytes (to %d, say), max_num_batched_tokens (%d) or "
-                "max_num_seqs (%d), use quantization int8, or give it more memory",
-                *(available >> 20, cache_bytes >> 20, step >> 20, max(0, available - step)),
-                *(scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
-            )
-
-    def _step_bytes(self) -> int:
-        return step_bytes(self.config.model, self.config.scheduler, self.dtype.itemsize)
-
-    def _cpu_budget(self) -> int:
-        limit, available = host_resources.memory_limit(), host_resources.memory_available()
-        share = int(min(self.config.cache.cpu_kv_cache_fraction * limit, CPU_CACHE_SHARE_OF_AVAILABLE * available))
-        # What the largest step takes is left free where that leaves anything, so that load does not end the engine.
-        if self._step_bytes() < available:
-            share = min(share, available - self._step_bytes())
-        share //= self.config.parallel.num_sharers  # the machine's other engines and ranks want as much
-        blocks_per_seq = -(-self.config.model.max_model_len // self.config.cache.block_size)
-        useful = 1 + CPU_CACHE_CAP * self.config.scheduler.max_num_seqs * blocks_per_seq
-        return min(share, useful * self.num_bytes_per_block)
+    def _cache_memory(self) -> KVCacheMemory:
+        return KVCacheMemory(self.config, self.device, self.dtype.itemsize, self.num_bytes_per_block)
 
     def _cuda_budget(self) -> int:
-        """What is left of ``gpu_memory_utilization`` after the weights and the largest step."""
+        """What is left of ``gpu_memory_utilization`` after the weights and the largest step.
+
+        Raises:
+            ModelLoadError: There is no memory for that step.
+        """
+        with self._explained_start("the largest step, which is run to see what it takes"):
+            return self._measured_cuda_budget()
+
+    def _measured_cuda_budget(self) -> int:
         runner = self._loaded()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -574,16 +470,6 @@ def resolve_dtype(dtype: str, device: torch.device, hf_config: Mapping[str, Any]
         return torch.float32
     stored = hf_config.get("dtype") or hf_config.get("torch_dtype")
     return torch.bfloat16 if stored == "bfloat16" else torch.float16
-
-
-def _gib(num_bytes: int, *, up: bool = False) -> str:
-    """A size as a value for ``swap_space``: GiB with as many digits as it takes, rounded down or up."""
-    for digits in (2, 4, 6, 9):
-        unit = 10**digits
-        scaled = -(-num_bytes * unit // 2**30) if up else num_bytes * unit // 2**30
-        if scaled >= 100:
-            return f"{scaled / unit:.{digits}f}".rstrip("0").rstrip(".")
-    return f"{num_bytes / 2**30:g}"
 
 
 def resolve_device(name: str, rank: int = 0) -> torch.device:

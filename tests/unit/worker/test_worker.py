@@ -14,10 +14,10 @@ from naive_schedule import FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
 from rustvllm.config import CUDAGraphConfig, LoadConfig
 from rustvllm.config.parallel import ParallelConfig
 from rustvllm.exceptions import ConfigError, ModelLoadError
-from rustvllm.worker import host_resources
+from rustvllm.worker import host_resources, kv_cache_memory
 from rustvllm.worker import worker as worker_module
 from rustvllm.worker.graphs.recorder import CannotCaptureError
-from rustvllm.worker.step_memory import step_bytes
+from rustvllm.worker.kv_cache_memory import step_bytes
 from rustvllm.worker.worker import Worker, resolve_dtype
 
 BYTES_PER_BLOCK = 2 * 3 * 16 * 32 * 4  # keys and values, layers, tokens, heads x head_dim, float32
@@ -112,7 +112,7 @@ def test_the_default_cache_leaves_what_the_largest_step_takes(make, monkeypatch)
     worker = make(cpu_kv_cache_fraction=1.0)
     step = step_bytes(worker.config.model, worker.config.scheduler, 4)
     assert step > 32 << 20
-    monkeypatch.setattr(worker_module, "CPU_CACHE_CAP", 1 << 30)
+    monkeypatch.setattr(kv_cache_memory, "CPU_CACHE_CAP", 1 << 30)
     memory(monkeypatch, 1 << 40, 2 * step)
     assert worker.determine_num_blocks() == step // BYTES_PER_BLOCK
 
