@@ -5,6 +5,7 @@ What it answers to ordinary calls is in tests/server/test_clients.py.
 
 import asyncio
 import json
+import signal
 
 import openai
 import pytest
@@ -145,9 +146,13 @@ async def test_a_cancelled_task_frees_the_server(asynchronous, url):
     await asyncio.to_thread(wait_until_idle, url)
 
 
-def test_a_time_limit_is_the_clients_and_frees_the_server(client, url):
-    with pytest.raises(openai.APITimeoutError):
-        client.with_options(timeout=0.01).completions.create(prompt=PROMPT, **LONG)
+def test_a_time_limit_is_the_clients_and_frees_the_server(server, client, url):
+    server.process.send_signal(signal.SIGSTOP)  # so that it cannot answer in time, however long the client is held up
+    try:
+        with pytest.raises(openai.APITimeoutError):
+            client.with_options(timeout=0.2).completions.create(prompt=PROMPT, **LONG)
+    finally:
+        server.process.send_signal(signal.SIGCONT)
     wait_until_idle(url)
 
 
