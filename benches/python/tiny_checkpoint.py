@@ -113,7 +113,10 @@ def write_llama(folder: Path, shape: dict[str, int], family: str = "llama") -> P
     queries, keys = (shape[f"num_{name}_heads"] * shape["head_dim"] for name in ("attention", "key_value"))
 
     def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
-        return (random.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
+        numbers: npt.NDArray[np.float32] = (random.standard_normal((rows, columns)) / np.sqrt(columns)).astype(
+            np.float32
+        )
+        return numbers
 
     weights: Weights = {
         "model.embed_tokens.weight": matrix(shape["vocab_size"], hidden_size),
@@ -208,4 +211,5 @@ def copy_tokenizer(tokenizer: Path, folder: Path) -> int:
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    return 1 + max([*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])])
+    largest: int = max([*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])])
+    return 1 + largest
