@@ -160,11 +160,14 @@ with compare_offline.Engine("fake", sys.executable, {{}}, {{}}, Path({str(tmp_pa
     time.sleep(100)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
-        pid = int(process.stdout.readline())
-        stat = Path(f"/proc/{pid}/stat")
-        assert state_once_in(stat, "T") == "T"
-        process.send_signal(number)
-        assert process.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
+        try:
+            pid = int(process.stdout.readline())
+            stat = Path(f"/proc/{pid}/stat")
+            assert state_once_in(stat, "T") == "T"
+            process.send_signal(number)
+            assert process.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
+        finally:
+            process.kill()  # leaving waits for its end: after a failure all of its 100 seconds
     state = state_once_in(stat, "", "Z")
     if state:
         os.kill(pid, signal.SIGKILL)
