@@ -17,6 +17,7 @@ use crate::{
     matcher::Matcher,
     passed::Passed,
     sample::lock,
+    spare_memory::giving_back,
     vocabulary::{Pieces, quiet_factory},
 };
 
@@ -41,7 +42,7 @@ pub fn check(spec: &GrammarSpec) -> Result<(), GrammarError> {
     if spec.text.len() > LARGE_TEXT_BYTES {
         compile_aside(&spec)?;
     } else {
-        matcher_of_bytes(&spec)?;
+        giving_back(|| matcher_of_bytes(&spec).map(|_| ()))?;
     }
     lock(&PASSED).get_or_insert_default().put(spec);
     Ok(())
@@ -51,7 +52,7 @@ pub fn check(spec: &GrammarSpec) -> Result<(), GrammarError> {
 fn compile_aside(spec: &GrammarSpec) -> Result<(), GrammarError> {
     let compile = || {
         let _ = rustix::process::nice(LARGE_NICENESS); // it is a favour to others, not a need
-        matcher_of_bytes(spec).map(|_| ())
+        giving_back(|| matcher_of_bytes(spec).map(|_| ()))
     };
     thread::scope(|scope| {
         let builder = thread::Builder::new().name("grammar-check".to_owned()).stack_size(STACK_BYTES);

@@ -16,6 +16,7 @@ use crate::{
     matcher::Matcher,
     room::{Charge, Room},
     sample::{Matching, Sample, lock},
+    spare_memory::{after_dropping, giving_back},
     thinking::Thinking,
     vocabulary::Vocabulary,
     work_queue::{JobSender, Threads, WorkQueue},
@@ -96,7 +97,9 @@ impl Compiles {
                 },
                 Job::Learn { spec, sample } => {
                     if let Some(matcher) = sample.end().and_then(Matching::into_matcher) {
+                        let num_bytes = matcher.size().map_or(0, |size| size.num_bytes);
                         lock(&cache).learn(&without_thoughts(&spec), matcher);
+                        after_dropping(num_bytes);
                     }
                 }
             })
@@ -179,7 +182,7 @@ impl CompileJob {
         if let Some(matcher) = cached {
             return Ok(matcher);
         }
-        let matcher = compile(&spec, factory)?;
+        let matcher = giving_back(|| compile(&spec, factory))?;
         let own = matcher.deep_clone();
         lock(cache).put(spec, matcher);
         Ok(own)

@@ -26,6 +26,7 @@ mod passed;
 mod relax;
 mod room;
 mod sample;
+mod spare_memory;
 mod thinking;
 mod thread_time;
 mod timing;
@@ -42,6 +43,7 @@ pub use grammars::Grammars;
 pub use lint::{Places, check_tools, relax_tool};
 pub use relax::{Relaxed, relax};
 pub use sample::{Matching, Verdict};
+pub use spare_memory::give_back_memory_with;
 pub use timing::{ForcedShare, MaskTimes, count_forced, time_masks};
 pub use vocabulary::{LoadTokenizer, Vocabulary};
 

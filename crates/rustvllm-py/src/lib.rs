@@ -38,6 +38,7 @@ mod sampling_table;
 mod scheduler;
 mod scheduler_output;
 mod server;
+mod spare_memory;
 mod step_channel;
 mod stop_strings;
 mod token_ids;
@@ -66,6 +67,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     node_link::register(module)?;
     inspection::register(module)?;
     grammar::register(module)?;
+    spare_memory::register();
     grammar_spec::register(module)?;
     token_ids::register(module)?;
     tokenizer::register(module)?;
