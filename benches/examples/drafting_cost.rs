@@ -6,7 +6,7 @@
 
 use std::{hint::black_box, time::Instant};
 
-use drafting::{Archive, DrafterConfig, DraftingMethod, History, SuffixLimits};
+use drafting::{Archive, Beliefs, DrafterConfig, DraftingMethod, History, SuffixLimits};
 
 const LIMITS: SuffixLimits = SuffixLimits { max_match: 24, max_factor: 1.0, min_share: 0.1 };
 const NUM_DRAFTS: usize = 16;
@@ -53,7 +53,7 @@ fn main() {
             tokens.push(next(place, &mut state));
             drafts.clear();
             let began = Instant::now();
-            history.propose(&tokens, NUM_DRAFTS, true, Some(&archive), &mut drafts);
+            history.propose(&tokens, NUM_DRAFTS, true, Some(&archive), &mut Beliefs::default(), &mut drafts);
             times.push(began.elapsed().as_nanos() as u64);
             black_box(&drafts);
         }

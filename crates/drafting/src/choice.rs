@@ -1,8 +1,12 @@
 //! `Chooser`: which of the drafts that were found a step should run.
 
-use crate::costs::{StepCosts, last_of_class};
+use crate::{
+    costs::{StepCosts, last_of_class},
+    estimate::Belief,
+};
 
-/// What drafts must gain over none, as a factor of tokens per second.
+/// What drafts must gain over none, as a factor of tokens per second: chance must not choose them. One among many rows
+/// that have none gains less, and so never runs: what it was measured to cost them was more than it was believed to.
 const LEAST_GAIN: f32 = 1.03;
 
 /// How much longer a token of any row may take than without drafts, as a factor.
@@ -18,8 +22,8 @@ pub struct Candidate {
     pub index: u32,
     /// How many were found; afterwards how many are to run.
     pub num_drafts: u32,
-    /// Probability that each is right if those before it are.
-    pub acceptance: f32,
+    /// How likely they are.
+    pub belief: Belief,
     /// Steps by which the row may come later, out of what its drafts saved it before.
     pub credit: f32,
 }
@@ -123,7 +127,7 @@ impl Chooser {
     fn find_edges(&mut self, costs: &StepCosts, plain: PlainStep, candidates: &[Candidate], others: f32) {
         self.edges.clear();
         let total: u32 = candidates.iter().map(|candidate| candidate.num_drafts).sum();
-        let likeliest = candidates.iter().map(|candidate| candidate.acceptance).fold(0.0, f32::max);
+        let likeliest = candidates.iter().map(|candidate| candidate.belief.acceptance()).fold(0.0, f32::max);
         let (num_rows, mut edge, mut least_ns) = (plain.num_rows as f32, 0, plain.ns);
         let others = others + if plain.is_patient { OTHERS_DELAY } else { 1.0 };
         while edge < total {
@@ -144,7 +148,7 @@ impl Chooser {
         for (index, candidate) in candidates.iter().enumerate() {
             let mut survival = 1.0;
             for depth in 0..candidate.num_drafts {
-                survival *= candidate.acceptance;
+                survival *= candidate.belief.acceptance_after(depth);
                 self.drafts.push(Draft::new(survival, depth, index as u32));
             }
         }

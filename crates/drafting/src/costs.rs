@@ -21,6 +21,12 @@ const FAR: u64 = 4;
 /// Steps after which a measurement is taken again.
 const MAX_AGE: u64 = 128;
 
+/// So many times as long as expected a step took because of something else: it counts for no more.
+const OUTLIER: f32 = 1.5;
+
+/// A size so many times as large or as small says what this one takes at least.
+const NEAR: u64 = 2;
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Measured {
     ns: f32,
@@ -53,12 +59,14 @@ impl StepCosts {
         self.num_steps += 1;
         let class = class_of(num_tokens);
         self.known[class / 64] |= 1 << (class % 64);
+        let is_old = self.by_class[class].count > 2 && !self.is_sure(class);
         let measured = &mut self.by_class[class];
-        measured.count += 1;
+        measured.count = if is_old { 2 } else { measured.count } + 1;
+        let ns = if measured.count > 2 { (ns as f32).min(OUTLIER * measured.ns) } else { ns as f32 };
         // Of the first two the faster one counts, so that a slow start is forgotten.
         let weight = WEIGHT.max(1.0 / (measured.count - 1).max(1) as f32);
-        if measured.count != 2 || (ns as f32) < measured.ns {
-            measured.ns += weight * (ns as f32 - measured.ns);
+        if measured.count != 2 || ns < measured.ns {
+            measured.ns += weight * (ns - measured.ns);
         }
         measured.seen_in = self.num_steps;
     }
@@ -68,28 +76,65 @@ impl StepCosts {
         self.num_steps
     }
 
-    /// Whether a step of this size should run as it is, to be measured: it never was, or long ago.
-    #[must_use]
-    pub fn is_stale(&self, num_tokens: u32) -> bool {
-        let measured = &self.by_class[class_of(num_tokens)];
-        measured.count < 2 || self.num_steps - measured.seen_in >= MAX_AGE
+    /// Whether what is known of a class was measured more than once, and lately.
+    fn is_sure(&self, class: usize) -> bool {
+        let measured = &self.by_class[class];
+        measured.count >= 2 && self.num_steps - measured.seen_in < MAX_AGE
     }
 
-    /// What a step of this size is expected to take (ns); `None` while nothing smaller was measured.
+    /// What a step of this size takes (ns), or at least takes by what those of nearly this size did; `None`: it should
+    /// run as it is, to be measured.
+    #[must_use]
+    pub fn at_least(&self, num_tokens: u32) -> Option<f32> {
+        let (class, size) = (class_of(num_tokens), u64::from(num_tokens));
+        let below = self.sure_up_to(class).filter(|&below| NEAR * size_of(below) >= size);
+        if below == Some(class) {
+            return Some(self.by_class[class].ns);
+        }
+        let above = self.sure_from(class).filter(|&above| size_of(above) <= NEAR * size);
+        let of_below = below.map(|below| self.by_class[below].ns);
+        let of_above = above.map(|above| self.by_class[above].ns * size as f32 / size_of(above) as f32);
+        match (of_below, of_above) {
+            (Some(below), Some(above)) => Some(below.max(above)),
+            (below, above) => below.or(above),
+        }
+    }
+
+    /// What a step of this size is expected to take (ns); `None` while nothing smaller was measured. What was measured
+    /// once, or long ago, may have been chance: if those around it say less, that is believed until it is tried again.
     #[must_use]
     pub fn expected(&self, num_tokens: u32) -> Option<f32> {
         let class = class_of(num_tokens);
-        let below = self.known_up_to(class)?;
-        let (ns, size) = (self.by_class[below].ns, size_of(below) as f32);
-        if below == class {
-            return Some(ns);
+        let Measured { ns: own, count, .. } = self.by_class[class];
+        if self.is_sure(class) {
+            return Some(own);
         }
+        let own = if count > 0 { own } else { f32::INFINITY };
+        let below = self.sure_up_to(class).or_else(|| self.known_up_to(class))?;
+        if below == class {
+            return Some(own);
+        }
+        let (ns, size) = (self.by_class[below].ns, size_of(below) as f32);
         let more = size_of(class) as f32 - size;
         let believed = ns * (1.0 + more * SHARE_PER_TOKEN / (1.0 + SHARE_PER_TOKEN * (size - 1.0)));
-        let Some(above) = self.known_from(class) else { return Some(believed) };
+        let Some(above) = self.sure_from(class) else { return Some(believed.min(own)) };
         let slope = (self.by_class[above].ns - ns) / (size_of(above) as f32 - size);
         let is_far = size_of(above) >= FAR * size_of(class);
-        Some((ns + slope * more).min(if is_far { believed } else { f32::INFINITY }))
+        Some((ns + slope * more).min(if is_far { believed } else { f32::INFINITY }).min(own))
+    }
+
+    /// The largest class up to this one of which its measurements are sure.
+    fn sure_up_to(&self, class: usize) -> Option<usize> {
+        let below = |class: usize| class.checked_sub(1).and_then(|below| self.known_up_to(below));
+        std::iter::successors(self.known_up_to(class), |&class| below(class))
+            .find(|&class| self.is_sure(class))
+    }
+
+    /// The smallest class from this one on of which they are.
+    fn sure_from(&self, class: usize) -> Option<usize> {
+        let above = |class: usize| (class + 1 < NUM_CLASSES).then(|| self.known_from(class + 1)).flatten();
+        std::iter::successors(self.known_from(class), |&class| above(class))
+            .find(|&class| self.is_sure(class))
     }
 
     /// The largest class up to this one that was measured.
@@ -161,8 +206,10 @@ mod tests {
     fn the_nearest_measurements_are_found_across_words() {
         let mut costs = StepCosts::default();
         assert_eq!(costs.expected(500), None);
-        costs.measure(3, 1000);
-        costs.measure(3000, 5000);
+        for _ in 0..2 {
+            costs.measure(3, 1000);
+            costs.measure(3000, 5000);
+        }
         for size in [3, 4, 64, 65, 500, 2047] {
             let class = class_of(size);
             assert_eq!(costs.known_up_to(class), Some(2), "{size}");

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::{
     archive::Archive,
+    beliefs::Beliefs,
     brake::Brake,
     choice::{Candidate, Chooser, PlainStep},
     config::{DrafterConfig, DraftingMethod},
@@ -21,8 +22,10 @@ const TRIALS: u64 = 4;
 /// What steps take, by what kind of step it is.
 #[derive(Debug, Default)]
 struct DraftingCosts {
-    /// Of steps that were alone, from the plan to the end.
+    /// Of steps that were alone, from the plan to the end: decodes and their drafts.
     alone: StepCosts,
+    /// Of those with prompts, which take another time for each token.
+    with_prompts: StepCosts,
     /// Of those of them whose drafts a second model makes, which takes time of its own; `None`: none does.
     with_model: Option<StepCosts>,
     /// Of steps that overlapped, from the end of one to the end of the next.
@@ -30,19 +33,31 @@ struct DraftingCosts {
 }
 
 impl DraftingCosts {
-    /// What a step of so many tokens takes without drafts (ns): overlapping the one before it, where steps do.
-    fn plain_ns(&self, num_tokens: u32) -> Option<f32> {
-        match (self.alone.expected(num_tokens), self.overlapping.expected(num_tokens)) {
+    /// Of steps that were alone, of this one's kind.
+    fn alone(&mut self, round: Round) -> &mut StepCosts {
+        if round.has_prompts() { &mut self.with_prompts } else { &mut self.alone }
+    }
+
+    /// What a step takes without drafts (ns), or at least takes: overlapping the one before it, where steps do. `None`:
+    /// it should run as it is, to be measured.
+    fn plain_ns(&self, round: Round) -> Option<f32> {
+        let alone = if round.has_prompts() { &self.with_prompts } else { &self.alone };
+        let overlapping = self.overlapping.expected(round.num_tokens);
+        match (alone.at_least(round.num_tokens), overlapping) {
             (Some(alone), Some(overlapping)) => Some(alone.min(overlapping)),
-            (alone, overlapping) => alone.or(overlapping),
+            (None, Some(overlapping)) => round.overlaps.then_some(overlapping),
+            (alone, None) => alone,
         }
     }
 
-    /// What is known of steps with drafts beyond `num_tokens`.
-    fn with_drafts(&self, num_tokens: u32) -> &StepCosts {
+    /// What is known of steps with drafts beyond the tokens of this one.
+    fn with_drafts(&self, round: Round) -> &StepCosts {
+        let alone = if round.has_prompts() { &self.with_prompts } else { &self.alone };
         match &self.with_model {
-            Some(costs) if costs.num_steps() >= TRIALS && costs.expected(num_tokens + 1).is_some() => costs,
-            _ if self.alone.expected(num_tokens).is_some() => &self.alone,
+            Some(costs) if costs.num_steps() >= TRIALS && costs.expected(round.num_tokens + 1).is_some() => {
+                costs
+            }
+            _ if alone.expected(round.num_tokens).is_some() => alone,
             _ => &self.overlapping,
         }
     }
@@ -65,6 +80,13 @@ pub struct Round {
     pub now_ns: u64,
 }
 
+impl Round {
+    /// Whether rows are prompts, or parts of them.
+    fn has_prompts(self) -> bool {
+        self.num_tokens > self.num_rows
+    }
+}
+
 /// What the drafter has decided so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DrafterStats {
@@ -83,6 +105,7 @@ pub struct Drafter {
     config: DrafterConfig,
     num_speculative_tokens: u32,
     archive: Option<Archive>,
+    beliefs: Beliefs,
     costs: DraftingCosts,
     brake: Brake,
     chooser: Chooser,
@@ -117,6 +140,7 @@ impl Drafter {
         Self {
             num_speculative_tokens,
             archive,
+            beliefs: Beliefs::default(),
             costs: DraftingCosts {
                 with_model: matches!(config.method, DraftingMethod::Model).then(StepCosts::default),
                 ..DraftingCosts::default()
@@ -169,7 +193,8 @@ impl Drafter {
         let start = self.found.len();
         if limit > 0 {
             let archive = self.archive.as_ref();
-            history.propose(tokens, limit as usize, self.config.adaptive, archive, &mut self.found);
+            let (limit, is_choosy) = (limit as usize, self.config.adaptive);
+            history.propose(tokens, limit, is_choosy, archive, &mut self.beliefs, &mut self.found);
         }
         if let Some(archive) = &mut self.archive {
             history.archive(archive, tokens, false);
@@ -178,8 +203,7 @@ impl Drafter {
         let credit = history.credit.to_spend();
         let num_drafts = (self.found.len() - start) as u32;
         if num_drafts > 0 {
-            let acceptance = history.estimate().acceptance();
-            self.candidates.push(Candidate { index, num_drafts, acceptance, credit });
+            self.candidates.push(Candidate { index, num_drafts, belief: history.belief(), credit });
             self.starts.push(start);
         } else {
             self.num_others += 1;
@@ -217,15 +241,14 @@ impl Drafter {
 
     /// Keep back what would not pay.
     fn choose(&mut self) {
-        let Round { num_rows, num_tokens, overlaps, .. } = self.round;
-        let is_measured = overlaps || !self.costs.alone.is_stale(num_tokens);
-        let plain_ns = self.costs.plain_ns(num_tokens).filter(|_| is_measured && !self.brake.is_on());
+        let Round { num_rows, num_tokens, .. } = self.round;
+        let plain_ns = self.costs.plain_ns(self.round).filter(|_| !self.brake.is_on());
         let Some(ns) = plain_ns else { return self.withhold_all() };
         let is_looked_at = self.num_others + self.candidates.len() as u32 >= num_rows;
         let credit = if is_looked_at { self.others_credit } else { 0.0 };
         let is_patient = self.are_patient && (is_looked_at || self.unseen.is_patient());
         let plain = PlainStep { num_rows, num_tokens, ns, credit, is_patient };
-        self.chooser.choose(self.costs.with_drafts(num_tokens), plain, &mut self.candidates);
+        self.chooser.choose(self.costs.with_drafts(self.round), plain, &mut self.candidates);
     }
 
     fn withhold_all(&mut self) {
@@ -242,8 +265,8 @@ impl Drafter {
     fn expected_steps(&self) -> f64 {
         let num_drafts = self.num_chosen();
         let num_tokens = self.round.num_tokens;
-        let expected = self.costs.with_drafts(num_tokens).expected(num_tokens + num_drafts);
-        match (expected, self.costs.plain_ns(num_tokens)) {
+        let expected = self.costs.with_drafts(self.round).expected(num_tokens + num_drafts);
+        match (expected, self.costs.plain_ns(self.round)) {
             (Some(ns), Some(plain_ns)) if num_drafts > 0 => f64::from(ns / plain_ns).max(1.0),
             _ => 1.0,
         }
@@ -265,6 +288,7 @@ impl Drafter {
         if round.overlaps {
             if let Some((last, at_ns)) = last_end
                 && last + 1 == step
+                && !round.has_prompts()
             {
                 self.costs.overlapping.measure(num_tokens, now_ns.saturating_sub(at_ns));
             }
@@ -276,14 +300,14 @@ impl Drafter {
         let ns = now_ns.saturating_sub(round.now_ns);
         if num_tokens > round.num_tokens
             && self.config.adaptive
-            && let Some(plain_ns) = self.costs.plain_ns(round.num_tokens)
+            && let Some(plain_ns) = self.costs.plain_ns(round)
         {
             self.brake.observe(num_generated, ns, num_sampled, plain_ns);
         }
         let has_drafts = num_tokens > round.num_tokens;
         match &mut self.costs.with_model {
             Some(costs) if has_drafts => costs.measure(num_tokens, ns),
-            _ => self.costs.alone.measure(num_tokens, ns),
+            _ => self.costs.alone(round).measure(num_tokens, ns),
         }
     }
 

@@ -1,4 +1,4 @@
-//! `Estimate`: how often the drafts of one request are right.
+//! `Estimate`: how often the drafts of one request were right, and `Belief`: what that says of the next ones.
 
 /// What is left of an observation after one more trial: after 32 of them it counts half.
 const KEPT: f64 = 0.978_572_062_087_700_1;
@@ -23,55 +23,20 @@ const fn kept_after() -> [f32; NUM_TRIALS] {
 /// A further token costs a step about so much of its time, so drafts that are less likely never pay.
 const LEAST_SURVIVAL: f32 = 0.03;
 
-/// What is believed of a request before anything is known: a quarter of its drafts are right. That pays with few rows
-/// in a step; with many, guesses that are not run show first what they are worth.
+/// Trials that what is believed of a request before it was seen counts for.
 const PRIOR_TRIALS: f32 = 2.0;
-const PRIOR_HITS: f32 = 0.5;
-
-/// What is believed of a second model: most of its guesses are right, or an engine would not have it. They are not
-/// known before they run, so that only a trial shows what they are worth.
-const PRIOR_HITS_OF_MODEL: f32 = 1.2;
 
 /// Counts with forgetting.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Estimate {
     hits: f32,
     trials: f32,
 }
 
-impl Default for Estimate {
-    fn default() -> Self {
-        Self { hits: PRIOR_HITS, trials: PRIOR_TRIALS }
-    }
-}
-
 impl Estimate {
-    /// Of the guesses of a second model.
-    #[must_use]
-    pub fn of_model() -> Self {
-        Self { hits: PRIOR_HITS_OF_MODEL, trials: PRIOR_TRIALS }
-    }
-
-    /// The probability that a draft is right, given that those before it were.
-    #[must_use]
-    pub fn acceptance(self) -> f32 {
-        self.hits / self.trials
-    }
-
     /// Whether nothing was observed yet.
     pub(crate) fn is_new(self) -> bool {
-        self == Self::default()
-    }
-
-    /// Believe this of drafts of which nothing is known, if it is more than is believed anyhow.
-    pub(crate) fn believe(&mut self, acceptance: f32) {
-        self.hits = self.hits.max(acceptance * self.trials);
-    }
-
-    /// How many drafts in a row are likely enough to be worth finding: more would hardly be reached.
-    #[must_use]
-    pub fn reach(self) -> usize {
-        (LEAST_SURVIVAL.ln() / self.acceptance().clamp(0.01, 0.99).ln()).max(1.0) as usize
+        self.trials == 0.0
     }
 
     /// `num_right` guesses were right, and the one behind them was wrong if `missed`.
@@ -80,6 +45,45 @@ impl Estimate {
         let kept = KEPT_AFTER[(trials as usize).min(NUM_TRIALS - 1)];
         self.hits = self.hits * kept + num_right as f32;
         self.trials = self.trials * kept + trials as f32;
+    }
+
+    /// What the counts say, if a share `prior` of the drafts was believed to be right before there were any.
+    #[must_use]
+    pub fn belief(self, prior: f32) -> Belief {
+        Belief { hits: self.hits + PRIOR_TRIALS * prior, trials: self.trials + PRIOR_TRIALS }
+    }
+}
+
+/// How likely drafts are: the less is known of them, the more each one that is right says of those behind it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Belief {
+    hits: f32,
+    trials: f32,
+}
+
+impl Belief {
+    /// As if so many trials had been seen, and a share of them right.
+    #[must_use]
+    pub fn new(acceptance: f32, trials: f32) -> Self {
+        Self { hits: acceptance * trials, trials }
+    }
+
+    /// The probability that the next draft is right.
+    #[must_use]
+    pub fn acceptance(self) -> f32 {
+        self.hits / self.trials
+    }
+
+    /// The probability that a draft is right, given that `num_right` before it were.
+    #[must_use]
+    pub fn acceptance_after(self, num_right: u32) -> f32 {
+        (self.hits + num_right as f32) / (self.trials + num_right as f32)
+    }
+
+    /// How many drafts in a row are likely enough to be worth finding: more would hardly be reached.
+    #[must_use]
+    pub fn reach(self) -> usize {
+        (LEAST_SURVIVAL.ln() / self.acceptance_after(1).clamp(0.01, 0.99).ln()).max(1.0) as usize
     }
 }
 

@@ -2,13 +2,14 @@
 
 use crate::{
     archive::{Archive, PIECE},
+    beliefs::{Beliefs, Kind, NUM_FIRST, NUM_KINDS},
     config::{DrafterConfig, DraftingMethod},
     credit::Credit,
-    estimate::Estimate,
+    estimate::{Belief, Estimate},
     matches::SuffixLimits,
     ngram::NgramIndex,
     prediction::Prediction,
-    suffix::{MatchedBy, NUM_KINDS, SuffixIndex},
+    suffix::{MatchedBy, SuffixIndex},
 };
 
 /// After so many tokens for which nothing was found, one in so many is looked for.
@@ -30,15 +31,6 @@ pub const UNKNOWN_GUESS: i32 = -1;
 /// got better since.
 const FORGOTTEN_AFTER: usize = 512;
 
-/// Where guesses come from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Source {
-    Own,
-    Archive,
-    Prediction,
-    Model,
-}
-
 impl Index {
     fn append(&mut self, tokens: &[i32]) {
         match self {
@@ -53,15 +45,17 @@ impl Index {
 #[derive(Clone, Debug)]
 pub struct History {
     index: Index,
-    /// Of what the index says, by how many tokens it was found, and of what the archive does.
+    /// How right guesses of each kind were.
     estimates: [Estimate; NUM_KINDS],
-    matched_by: MatchedBy,
-    archive_estimate: Estimate,
+    /// How many of them have counted for other requests.
+    num_counted: [u8; NUM_KINDS],
     prediction: Option<Prediction>,
     /// What was guessed last, whether it ran or not, and how many tokens there were then.
     guessed: Vec<i32>,
     guessed_at: usize,
-    source: Source,
+    kind: Kind,
+    /// The share of that kind that was believed to be right of a request of which nothing is known.
+    prior: f32,
     /// What tells requests apart that may not learn of each other.
     seed: u64,
     num_prompt_tokens: usize,
@@ -91,19 +85,15 @@ impl History {
             DraftingMethod::Model => Index::Model,
         };
         index.append(prompt);
-        let estimate = match index {
-            Index::Model => Estimate::of_model(),
-            Index::Ngram(_) | Index::Suffix(_) => Estimate::default(),
-        };
         Self {
             index,
-            estimates: [estimate; NUM_KINDS],
-            matched_by: MatchedBy::default(),
-            archive_estimate: Estimate::default(),
+            estimates: [Estimate::default(); NUM_KINDS],
+            num_counted: [0; NUM_KINDS],
             prediction: Prediction::new(prediction, prompt.len(), seed),
             guessed: Vec::new(),
             guessed_at: 0,
-            source: Source::Own,
+            kind: Kind::default(),
+            prior: 0.0,
             seed,
             num_prompt_tokens: prompt.len(),
             num_archived: prompt.len(),
@@ -113,72 +103,76 @@ impl History {
         }
     }
 
-    /// How often guesses were right lately that came from where the last one did.
+    /// How likely the last guesses are.
     #[must_use]
-    pub fn estimate(&self) -> Estimate {
-        match (self.source, &self.prediction) {
-            (Source::Prediction, Some(prediction)) => prediction.estimate,
-            (Source::Archive, _) => self.archive_estimate,
-            _ => self.estimates[self.matched_by as usize],
-        }
+    pub fn belief(&self) -> Belief {
+        self.estimates[self.kind as usize].belief(self.prior)
     }
 
     /// Whether the last guesses are what the caller predicts.
     #[must_use]
     pub fn is_predicted(&self) -> bool {
-        self.source == Source::Prediction
+        self.kind == Kind::Prediction
     }
 
     /// Append at most `limit` guesses of what follows `tokens` to `drafts`: what the caller predicts, while the answer
     /// follows that, else what stood behind the same tokens before, else what stood behind them in other answers. With
-    /// `is_choosy`, no more than are likely to be reached.
+    /// `is_choosy`, no more than are likely to be reached. `beliefs` says what is believed of new requests, and learns
+    /// from this one.
     pub fn propose(
         &mut self,
         tokens: &[i32],
         limit: usize,
         is_choosy: bool,
         archive: Option<&Archive>,
+        beliefs: &mut Beliefs,
         drafts: &mut Vec<i32>,
     ) {
-        self.learn(tokens);
-        let within = |estimate: Estimate| if is_choosy { limit.min(estimate.reach()) } else { limit };
+        self.learn(tokens, beliefs);
         self.index.append(tokens);
         let first = drafts.len();
+        let may_search = self.may_search(tokens.len());
         if let Some(prediction) = &mut self.prediction {
-            let limit = within(prediction.estimate);
             drafts.extend(prediction.following(tokens).iter().take(limit));
+            self.take_for(Kind::Prediction, beliefs);
+            drafts.truncate(first + self.within(limit, is_choosy));
         }
-        self.source = Source::Prediction;
-        if drafts.len() == first && self.may_search(tokens.len()) {
-            self.source = Source::Own;
-            if matches!(self.index, Index::Model) {
-                self.source = Source::Model;
-                if tokens.len() >= self.verified_at + FORGOTTEN_AFTER {
-                    self.estimates[self.matched_by as usize] = Estimate::of_model();
-                    self.verified_at = tokens.len();
+        if drafts.len() == first && may_search {
+            let kind = match &mut self.index {
+                Index::Ngram(ngram) => {
+                    drafts.extend(ngram.following(tokens).iter().take(limit));
+                    Kind::Some
                 }
-            }
-            match &mut self.index {
-                Index::Ngram(ngram) => drafts.extend(ngram.following(tokens).iter().take(limit)),
-                Index::Suffix(suffix) => {
-                    self.matched_by = suffix.propose(tokens, limit, drafts);
-                    self.believe_longer();
+                Index::Suffix(suffix) => match suffix.propose(tokens, limit, drafts) {
+                    MatchedBy::Few => Kind::Few,
+                    MatchedBy::Some => Kind::Some,
+                    MatchedBy::Many => Kind::Many,
+                },
+                Index::Model => {
+                    if tokens.len() >= self.verified_at + FORGOTTEN_AFTER {
+                        self.estimates[Kind::Model as usize] = Estimate::default();
+                        self.verified_at = tokens.len();
+                    }
+                    drafts.resize(first + limit, UNKNOWN_GUESS);
+                    Kind::Model
                 }
-                Index::Model => drafts.resize(first + limit, UNKNOWN_GUESS),
-            }
-            drafts.truncate(first + within(self.estimates[self.matched_by as usize]));
+            };
+            self.take_for(kind, beliefs);
+            drafts.truncate(first + self.within(limit, is_choosy));
         }
         // What three tokens say of other answers counts more than what two say of this one.
         let num_weak = drafts.len() - first;
-        let is_weak = self.source == Source::Own && self.matched_by == MatchedBy::Few;
-        if (num_weak == 0 || is_weak)
-            && self.may_search(tokens.len())
+        if (num_weak == 0 || self.kind == Kind::Few)
+            && may_search
             && let (Some(archive), Some(limits)) = (archive, self.limits())
         {
-            archive.propose(self.seed, &limits, tokens, within(self.archive_estimate), drafts);
+            let before = std::mem::replace(&mut self.kind, Kind::Archive);
+            self.take_for(Kind::Archive, beliefs);
+            archive.propose(self.seed, &limits, tokens, self.within(limit, is_choosy), drafts);
             if num_weak == 0 || drafts.len() > first + num_weak {
-                self.source = Source::Archive;
                 drafts.drain(first..first + num_weak);
+            } else {
+                self.take_for(before, beliefs);
             }
         }
         self.num_misses = if drafts.len() == first { self.num_misses.saturating_add(1) } else { 0 };
@@ -190,25 +184,33 @@ impl History {
     /// A step has run the first guesses: so many were right, and the one behind them was wrong if `missed`. Of guesses
     /// that are known here nothing new.
     pub fn verify(&mut self, num_right: u32, missed: bool) {
-        if self.source == Source::Model {
-            self.estimates[self.matched_by as usize].observe(num_right, missed);
+        if self.kind == Kind::Model {
+            self.estimates[self.kind as usize].observe(num_right, missed);
             self.verified_at = self.guessed_at;
         }
     }
 
-    /// Until a match of this kind was seen to be right or wrong, it says as much as shorter ones of the same text.
-    fn believe_longer(&mut self) {
-        let (shorter, rest) = self.estimates.split_at_mut(self.matched_by as usize);
-        if rest[0].is_new()
+    /// Guesses are of this kind. What a longer match says was seen to be right as often as what shorter ones of the same
+    /// text said, at least.
+    fn take_for(&mut self, kind: Kind, beliefs: &Beliefs) {
+        self.kind = kind;
+        self.prior = beliefs.share(kind);
+        if let Kind::Some | Kind::Many = kind
+            && let shorter = &self.estimates[..kind as usize]
             && let Some(known) = shorter.iter().rfind(|estimate| !estimate.is_new())
         {
-            rest[0].believe(known.acceptance());
+            self.prior = self.prior.max(known.belief(beliefs.share(Kind::Few)).acceptance());
         }
     }
 
+    /// Of `limit` guesses, those that are likely to be reached.
+    fn within(&self, limit: usize, is_choosy: bool) -> usize {
+        if is_choosy { limit.min(self.belief().reach()) } else { limit }
+    }
+
     /// Compare what was guessed last with what came, also where the guess was not run.
-    fn learn(&mut self, tokens: &[i32]) {
-        if self.source == Source::Model {
+    fn learn(&mut self, tokens: &[i32], beliefs: &mut Beliefs) {
+        if self.kind == Kind::Model {
             return; // They were not known here.
         }
         let came = tokens.get(self.guessed_at..).unwrap_or_default();
@@ -216,12 +218,12 @@ impl History {
         let right =
             self.guessed[..known].iter().zip(came).take_while(|(guess, token_id)| guess == token_id).count();
         if known > 0 {
-            let estimate = match (self.source, &mut self.prediction) {
-                (Source::Prediction, Some(prediction)) => &mut prediction.estimate,
-                (Source::Archive, _) => &mut self.archive_estimate,
-                _ => &mut self.estimates[self.matched_by as usize],
-            };
-            estimate.observe(right as u32, right < known);
+            let kind = self.kind as usize;
+            self.estimates[kind].observe(right as u32, right < known);
+            if self.num_counted[kind] < NUM_FIRST {
+                self.num_counted[kind] += 1;
+                beliefs.observe(self.kind, right > 0);
+            }
         }
     }
 

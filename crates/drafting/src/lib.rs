@@ -21,6 +21,7 @@
 //! | `archive.rs`, `matches.rs` | what other requests were answered; the longest matches of either, and their vote |
 //! | `prediction.rs` | an answer that the caller expects, and how far the real one follows it |
 //! | `history.rs`, `estimate.rs` | what a request's drafts are made of; how often they are right |
+//! | `beliefs.rs` | what is believed of a request before it was seen, from what others' first drafts were worth |
 //! | `drafter.rs` | all requests of a step together |
 //! | `costs.rs`, `choice.rs`, `brake.rs` | what a step takes; which drafts pay; when to stop for a while |
 //! | `credit.rs` | how long a row may wait for its neighbours' drafts, after what its own saved it |
@@ -28,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+mod beliefs;
 mod brake;
 mod choice;
 mod config;
@@ -42,12 +44,13 @@ mod prediction;
 mod suffix;
 
 pub use archive::Archive;
+pub use beliefs::Beliefs;
 pub use brake::Brake;
 pub use choice::{Candidate, Chooser, PlainStep};
 pub use config::{DrafterConfig, DrafterConfigError, DraftingMethod, MAX_NGRAM_LENGTHS, TokenCap};
 pub use costs::StepCosts;
 pub use drafter::{Drafter, DrafterStats, Round};
-pub use estimate::Estimate;
+pub use estimate::{Belief, Estimate};
 pub use history::{History, UNKNOWN_GUESS};
 pub use matches::{MAX_MATCH_TOKENS, SuffixLimits};
 pub use ngram::NgramIndex;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{estimate::Estimate, matches::KEY_TOKENS, suffix::Places};
+use crate::{matches::KEY_TOKENS, suffix::Places};
 
 /// Longest suffix of the answer that is compared with what stands before a place of the prediction.
 const MAX_MATCH_TOKENS: usize = 64;
@@ -35,7 +35,6 @@ pub struct Prediction {
     next: Option<usize>,
     /// Where it last did.
     last: usize,
-    pub(crate) estimate: Estimate,
 }
 
 impl Prediction {
@@ -48,8 +47,7 @@ impl Prediction {
         let mut places = Places::new(KEY_TOKENS, tokens.len(), seed);
         places.append(tokens);
         let expected = Arc::new(Expected { tokens: tokens.into(), places });
-        let (next, estimate) = (Some(0), Estimate::default());
-        Some(Self { expected, num_prompt_tokens, num_seen: 0, next, last: 0, estimate })
+        Some(Self { expected, num_prompt_tokens, num_seen: 0, next: Some(0), last: 0 })
     }
 
     /// What follows `tokens`, the prompt and the answer so far, if the prediction is right; empty where the answer has

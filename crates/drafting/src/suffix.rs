@@ -85,9 +85,6 @@ pub enum MatchedBy {
     Many,
 }
 
-/// Kinds of `MatchedBy`.
-pub(crate) const NUM_KINDS: usize = 3;
-
 /// Tokens that are taken in, of those that were followed, when a path is left: what is found by them ends there.
 const LEFT_TOKENS: usize = 2 * MAX_MATCH_TOKENS as usize;
 

@@ -1,6 +1,6 @@
 //! What other requests were answered, against a plain search through all of it.
 
-use drafting::{Archive, Drafter, DrafterConfig, DraftingMethod, History, Round, SuffixLimits};
+use drafting::{Archive, Beliefs, Drafter, DrafterConfig, DraftingMethod, History, Round, SuffixLimits};
 
 const LIMITS: SuffixLimits = SuffixLimits { max_match: 24, max_factor: 1.0, min_share: 0.1 };
 
@@ -169,7 +169,7 @@ fn answered(archive: &mut Archive, prompt: &[i32], answer: &[i32]) {
     let mut history = History::new(&config, prompt, &[], prompt.len() + answer.len(), 1);
     let mut tokens = prompt.to_vec();
     for piece in answer.chunks(7) {
-        history.propose(&tokens, 8, false, None, &mut Vec::new());
+        history.propose(&tokens, 8, false, None, &mut Beliefs::default(), &mut Vec::new());
         history.archive(archive, &tokens, false);
         tokens.extend(piece);
     }

@@ -1,8 +1,8 @@
 //! What decides how many drafts run: costs, estimates and the brake, with times that are given.
 
 use drafting::{
-    Brake, Candidate, Chooser, Drafter, DrafterConfig, DraftingMethod, Estimate, History, PlainStep, Round,
-    StepCosts, TokenCap,
+    Belief, Brake, Candidate, Chooser, Drafter, DrafterConfig, DraftingMethod, Estimate, History, PlainStep,
+    Round, StepCosts, TokenCap,
 };
 
 /// Steps that take `base` and `per_token` for each token (ns).
@@ -27,7 +27,7 @@ fn chosen_with_credit(costs: &StepCosts, num_rows: u32, found: &[(u32, f32)], cr
         .map(|(index, &(num_drafts, acceptance))| Candidate {
             index: index as u32,
             num_drafts,
-            acceptance,
+            belief: Belief::new(acceptance, 1e6),
             credit,
         })
         .collect();
@@ -108,7 +108,9 @@ fn costs_between_two_sizes_lie_between_theirs() {
 #[test]
 fn a_slow_prompt_says_little_of_a_few_drafts() {
     let mut costs = costs(1_000_000, 30_000, &[1]);
-    costs.measure(96, 900_000_000);
+    for _ in 0..2 {
+        costs.measure(96, 900_000_000);
+    }
     assert_ne!(chosen(&costs, 1, &[(2, 0.25)]), [0], "what was not tried is believed to cost little");
     for _ in 0..4 {
         costs.measure(2, 5_000_000);
@@ -120,28 +122,30 @@ fn a_slow_prompt_says_little_of_a_few_drafts() {
 #[test]
 fn a_size_is_measured_again_after_a_while() {
     let mut costs = costs(1000, 100, &[1]);
-    assert!(!costs.is_stale(1));
-    assert!(costs.is_stale(2));
+    assert_eq!(costs.at_least(1), Some(1100.0));
+    assert_eq!(costs.at_least(2), Some(1100.0), "no less than a smaller one");
+    assert_eq!(costs.at_least(3), None, "that is too far");
     for _ in 0..128 {
         costs.measure(5, 2000);
     }
-    assert!(costs.is_stale(1));
+    assert_eq!(costs.at_least(1), None);
+    assert_eq!(costs.at_least(4), Some(1600.0), "its part of a larger one");
 }
 
 #[test]
 fn an_estimate_follows_what_was_right() {
     let mut estimate = Estimate::default();
-    assert!((estimate.acceptance() - 0.25).abs() < 1e-6);
+    assert!((estimate.belief(0.25).acceptance() - 0.25).abs() < 1e-6);
     for _ in 0..20 {
         estimate.observe(4, false);
     }
-    assert!(estimate.acceptance() > 0.95);
+    assert!(estimate.belief(0.25).acceptance() > 0.95);
     for _ in 0..100 {
         estimate.observe(0, true);
     }
-    assert!(estimate.acceptance() < 0.15);
+    assert!(estimate.belief(0.25).acceptance() < 0.15);
     estimate.observe(0, false);
-    assert!(estimate.acceptance().is_finite());
+    assert!(estimate.belief(0.25).acceptance().is_finite());
 }
 
 /// 64 slow steps, then so many steps without drafts, twice as many each time, up to a limit.

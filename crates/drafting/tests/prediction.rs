@@ -1,6 +1,6 @@
 //! Predicted answers against answers that are known: what is proposed, and where the prediction is found again.
 
-use drafting::{DrafterConfig, DraftingMethod, History, Prediction, SuffixLimits};
+use drafting::{Beliefs, DrafterConfig, DraftingMethod, History, Prediction, SuffixLimits};
 use proptest::prelude::*;
 
 const PROMPT: [i32; 4] = [900, 901, 902, 903];
@@ -116,16 +116,16 @@ fn a_history_learns_of_its_prediction_apart_from_the_rest() {
     let mut drafts = Vec::new();
     for &token_id in &predicted {
         drafts.clear();
-        history.propose(&tokens, 4, false, None, &mut drafts);
+        history.propose(&tokens, 4, false, None, &mut Beliefs::default(), &mut drafts);
         assert_eq!(drafts.first(), Some(&token_id));
         tokens.push(token_id);
     }
-    let of_prediction = history.estimate().acceptance();
+    let of_prediction = history.belief().acceptance();
     assert!(of_prediction > 0.9, "{of_prediction}");
     // The answer goes on beyond its prediction, with what the prompt repeats.
     tokens.extend([1, 2, 3]);
     drafts.clear();
-    history.propose(&tokens, 4, false, None, &mut drafts);
+    history.propose(&tokens, 4, false, None, &mut Beliefs::default(), &mut drafts);
     assert_eq!(drafts, [4, 1, 2, 3]);
-    assert!(history.estimate().acceptance() < of_prediction, "the index was not asked before");
+    assert!(history.belief().acceptance() < of_prediction, "the index was not asked before");
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use drafting::{DrafterConfig, DraftingMethod, History, SuffixLimits};
+use drafting::{Beliefs, DrafterConfig, DraftingMethod, History, SuffixLimits};
 
 const LIMITS: SuffixLimits = SuffixLimits { max_match: 24, max_factor: 1.0, min_share: 0.1 };
 /// Of `--speculative-config '{"method": "auto"}'`.
@@ -94,7 +94,7 @@ fn history_of(stream: &Stream, method: DraftingMethod) -> impl FnMut(&[i32], usi
     let mut history = History::new(&config, &stream.prompt, &[], num_tokens, 3);
     move |tokens, limit| {
         let mut drafts = Vec::new();
-        history.propose(tokens, limit, false, None, &mut drafts);
+        history.propose(tokens, limit, false, None, &mut Beliefs::default(), &mut drafts);
         drafts
     }
 }
