@@ -1,7 +1,7 @@
 """The tables of sampling parameters: one row per number and per list that a caller may set, as the core has them.
 
 What is to be known of a number (default, range, what it is for) stands in ``crates/scheduler/src/sampling_params.rs``
-alone, and of a list (what it holds, its limit) in ``sampling_extras.rs`` next to it;
+alone, and of a list (what it holds, its limit) in ``sampling_params/extras.rs``;
 ``docs/adding-a-sampling-parameter.md`` adds one.
 """
 

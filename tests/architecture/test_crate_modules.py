@@ -13,11 +13,11 @@ CRATES = {
     "drafting": ("drafter", "history"),
     "gguf": ("file", "header"),
     "grammar": ("compile_jobs", "cache"),
-    "ipc": ("client", "client_io"),
+    "ipc": ("router", "client"),
     "kvblocks": ("pool", "block"),
     "loadgen": ("replay", "replay_target"),
     "output": ("output_processor", "tokenizer"),
-    "rustvllm-py": ("server", "handle"),
+    "rustvllm-py": ("handle", "errors"),
     "scheduler": ("scheduler", "steps"),
     "step-channel": ("writer", "control"),
 }

@@ -5,6 +5,10 @@
 //! [`ClientOutput::Refused`]. When the connection is lost, every request that has no last output yet gets
 //! [`ClientOutput::Died`] at once, and so does every later one.
 
+pub(crate) mod delivery;
+mod io_thread;
+pub(crate) mod state;
+
 use std::{
     io,
     sync::{
@@ -20,14 +24,14 @@ use scheduler::{AddRequestError, MetricsSnapshot, NewRequest, RequestKey};
 use tokio::sync::mpsc;
 
 use crate::{
-    client_io,
-    client_state::{ClientOptions, Command, Counters, Health, Shared},
-    delivery::{ClientOutput, Delivery},
+    client::{
+        delivery::{ClientOutput, Delivery},
+        state::{ClientOptions, Command, Counters, Health, Shared},
+    },
     endpoint::{Endpoint, check_path},
     error::{ClientError, EndpointError},
-    facts::EngineFacts,
     frame::HEADER_BYTES,
-    handshake::Welcome,
+    handshake::{Welcome, facts::EngineFacts},
     key::{NewKeys, client_of, counter_of, key_of},
     message::{MAX_QUERY_BYTES, MAX_QUERY_KIND_BYTES, encode_add_requests},
     notifier::Notifier,
@@ -73,7 +77,7 @@ impl EngineClient {
         let thread = std::thread::Builder::new()
             .name("rustvllm-ipc".to_owned())
             .spawn(move || {
-                client_io::run(&endpoint, options, client_index, &its_shared, receiver, &connected);
+                io_thread::run(&endpoint, options, client_index, &its_shared, receiver, &connected);
             })
             .map_err(|source| start_error("start", source))?;
         let welcome: Welcome = match outcome.recv() {

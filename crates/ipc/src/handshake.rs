@@ -10,12 +10,15 @@
 //! proof that was overheard is worth nothing on another connection, and each side proves itself to the other. Unix
 //! sockets need none: there the kernel says whose process the peer is.
 
+pub(crate) mod facts;
+pub(crate) mod node;
+
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use crate::{
     error::{DecodeError, EndpointError, Refusal},
-    facts::{EngineFacts, read_facts, write_facts},
+    handshake::facts::{EngineFacts, read_facts, write_facts},
     wire::{Reader, Writer},
 };
 
@@ -187,7 +190,7 @@ fn read_proof(body: &mut Reader<'_>) -> Result<Option<Proof>, DecodeError> {
 pub(crate) enum Side {
     Client,
     Engine,
-    /// Of a model on several nodes: see `node_handshake.rs`.
+    /// Of a model on several nodes: see `handshake/node.rs`.
     Node,
     Head,
 }

@@ -5,10 +5,10 @@ use scheduler::{
 };
 
 use crate::{
+    codec,
     error::{DecodeError, Refusal},
     frame::write_frame,
     handshake::{Challenge, Hello, Welcome},
-    logprobs_codec, metrics_codec, outputs_codec, prompt_logprobs_codec, request_codec,
     wire::{Reader, Writer},
 };
 
@@ -190,7 +190,7 @@ impl ClientMessage {
     pub fn decode(kind: u8, body: &[u8], max_requests: usize) -> Result<Self, DecodeError> {
         Ok(match kind {
             kind::HELLO => Self::Hello(Hello::decode(body)?),
-            kind::ADD_REQUESTS => Self::AddRequests(request_codec::decode(body, max_requests)?),
+            kind::ADD_REQUESTS => Self::AddRequests(codec::request::decode(body, max_requests)?),
             kind::ABORT => Self::Abort(read_only_keys(body)?),
             kind::STOP => Self::Stop(read_only_keys(body)?),
             kind::SETTLE => read_settlement(body)?,
@@ -211,7 +211,7 @@ pub(crate) fn encode_add_requests(
     rename: impl Fn(RequestKey) -> RequestKey,
     buffer: &mut Vec<u8>,
 ) {
-    write_frame(buffer, kind::ADD_REQUESTS, |body| request_codec::encode(requests, rename, body));
+    write_frame(buffer, kind::ADD_REQUESTS, |body| codec::request::encode(requests, rename, body));
 }
 
 impl EngineMessage {
@@ -230,17 +230,17 @@ impl EngineMessage {
             Self::Outputs(outputs) => write_frame(buffer, kind::OUTPUTS, |body| {
                 Writer(body).u64(outputs.first().map_or(0, |output| output.timestamp_ns));
                 for output in outputs {
-                    outputs_codec::encode_record(output, body);
+                    codec::outputs::encode_record(output, body);
                 }
             }),
             Self::Logprobs(all) => write_frame(buffer, kind::LOGPROBS, |body| {
                 for logprobs in all {
-                    logprobs_codec::encode_record(logprobs, body);
+                    codec::logprobs::encode_record(logprobs, body);
                 }
             }),
             Self::PromptLogprobs(all) => write_frame(buffer, kind::PROMPT_LOGPROBS, |body| {
                 for logprobs in all {
-                    prompt_logprobs_codec::encode_record(logprobs, 0..logprobs.ranks.len(), body);
+                    codec::prompt_logprobs::encode_record(logprobs, 0..logprobs.ranks.len(), body);
                 }
             }),
             Self::Stats { id, entries } => write_frame(buffer, kind::STATS, |body| {
@@ -253,7 +253,7 @@ impl EngineMessage {
                 }
             }),
             Self::Metrics { id, metrics } => {
-                write_frame(buffer, kind::METRICS, |body| metrics_codec::encode(*id, metrics, body));
+                write_frame(buffer, kind::METRICS, |body| codec::metrics::encode(*id, metrics, body));
             }
             Self::Pong { id, step_age_ns, num_steps } => write_frame(buffer, kind::PONG, |body| {
                 let mut body = Writer(body);
@@ -291,12 +291,12 @@ impl EngineMessage {
             kind::WELCOME => return Ok(Self::Welcome(Welcome::decode(body)?)),
             kind::OUTPUTS => {
                 let mut outputs = Vec::new();
-                outputs_codec::decode(body, client_index, |output| outputs.push(output))?;
+                codec::outputs::decode(body, client_index, |output| outputs.push(output))?;
                 return Ok(Self::Outputs(outputs));
             }
-            kind::LOGPROBS => return Ok(Self::Logprobs(logprobs_codec::decode(body, client_index)?)),
+            kind::LOGPROBS => return Ok(Self::Logprobs(codec::logprobs::decode(body, client_index)?)),
             kind::PROMPT_LOGPROBS => {
-                return Ok(Self::PromptLogprobs(prompt_logprobs_codec::decode(body, client_index)?));
+                return Ok(Self::PromptLogprobs(codec::prompt_logprobs::decode(body, client_index)?));
             }
             kind::REJECTED => Self::Rejected(read_refusal(&mut reader)?),
             kind::REFUSED => {
@@ -310,7 +310,7 @@ impl EngineMessage {
                 Self::Stats { id, entries }
             }
             kind::METRICS => {
-                let (id, metrics) = metrics_codec::decode(&mut reader)?;
+                let (id, metrics) = codec::metrics::decode(&mut reader)?;
                 Self::Metrics { id, metrics }
             }
             kind::PONG => {

@@ -2,9 +2,12 @@
 //!
 //! Each engine has its connection and its I/O thread; their outputs meet in one place with one eventfd. A key names a request
 //! whichever engine it goes to: the upper bits are the router's own, and each connection exchanges them for those that its
-//! engine has given it. `placement.rs` decides which engine gets a request.
+//! engine has given it. `router/placement.rs` decides which engine gets a request.
 //!
 //! With one engine there is nothing to choose: every call goes straight to its client.
+
+pub(crate) mod placement;
+pub(crate) mod prefix_table;
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
@@ -14,16 +17,17 @@ use std::{
 use scheduler::{MetricsSnapshot, NewRequest, RequestKey};
 
 use crate::{
-    client::EngineClient,
-    client_state::{ClientOptions, Counters, Health},
-    delivery::{ClientOutput, Delivery},
+    client::{
+        EngineClient,
+        delivery::{ClientOutput, Delivery},
+        state::{ClientOptions, Counters, Health},
+    },
     endpoint::Endpoint,
     error::{ClientError, EndpointError},
-    facts::EngineFacts,
+    handshake::facts::EngineFacts,
     key::NewKeys,
     notifier::Notifier,
-    placement::Placement,
-    prefix_table::PrefixHasher,
+    router::{placement::Placement, prefix_table::PrefixHasher},
 };
 
 /// See the module docs. Dropped, it disconnects, and the engines end what it left running.

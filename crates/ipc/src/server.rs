@@ -11,6 +11,15 @@
 //! its tasks share needs no lock. It never takes the interpreter's lock, so frames are read and heartbeats answered while
 //! Python computes.
 
+mod connection;
+mod control;
+mod engine_io;
+pub(crate) mod io_thread;
+pub(crate) mod options;
+pub(crate) mod query;
+mod served_client;
+pub(crate) mod stats;
+
 use std::{
     io,
     sync::{Arc, Mutex, PoisonError, mpsc as std_mpsc},
@@ -20,13 +29,14 @@ use std::{
 use tokio::sync::mpsc;
 
 use crate::{
-    control::{Control, StepError},
-    engine_io::Context,
-    engine_thread,
     error::EndpointError,
-    query::Queries,
-    server_options::ServerOptions,
-    server_stats::{ServerCounters, ServerStats},
+    server::{
+        control::{Control, StepError},
+        engine_io::Context,
+        options::ServerOptions,
+        query::Queries,
+        stats::{ServerCounters, ServerStats},
+    },
 };
 
 /// See the module docs. Dropped, it stops.
@@ -62,7 +72,7 @@ impl EngineServer {
         };
         let thread = std::thread::Builder::new()
             .name("rustvllm-ipc".to_owned())
-            .spawn(move || engine_thread::run(options, commands, context, &started))
+            .spawn(move || io_thread::run(options, commands, context, &started))
             .map_err(|source| start_error("start", source))?;
         match outcome.recv() {
             Ok(Ok(())) => {

@@ -1,5 +1,7 @@
 //! The measurements of `loadgen`, for `rustvllm bench`.
 
+pub(crate) mod serve;
+
 use std::{path::PathBuf, time::Duration};
 
 use loadgen::{
@@ -8,8 +10,8 @@ use loadgen::{
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 
 use crate::{
-    config::scheduling_policy_of,
     errors::{SchedulerStateError, TraceError, scheduler_error},
+    scheduler::config::scheduling_policy_of,
 };
 
 /// Run without the interpreter; `work` is given a question that looks for signals and says no after one, whose

@@ -9,7 +9,7 @@ use pyo3::{
     prelude::*,
 };
 
-use crate::{arrays::expect_aligned, buffers::native_buffer};
+use crate::{cpu::arrays::expect_aligned, scheduler::buffers::native_buffer};
 
 /// Numbers from which on their unpacking is shared among threads.
 const MIN_SHARED_NUMBERS: usize = 1 << 20;

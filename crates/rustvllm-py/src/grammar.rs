@@ -9,8 +9,9 @@ use ::scheduler::{
 use pyo3::{buffer::PyBuffer, exceptions::PyValueError, prelude::*};
 
 use crate::{
-    buffers::native_buffer, grammar_spec::PyGrammarSpec, scheduler::PyScheduler,
-    scheduler_output::PySchedulerOutput, tokenizer::PyTokenizer,
+    request::grammar_spec::PyGrammarSpec,
+    scheduler::{PyScheduler, buffers::native_buffer, output::PySchedulerOutput},
+    text::tokenizer::PyTokenizer,
 };
 
 /// The grammars of an engine's requests; belongs to the thread that steps it.

@@ -22,8 +22,8 @@ use pyo3::{
 
 use crate::errors::{SchedulerStateError, WrongThreadError, add_request_error};
 use crate::metrics::metrics_dict;
-use crate::request_arguments::RequestArguments;
-use crate::token_ids::token_ids;
+use crate::request::arguments::RequestArguments;
+use crate::request::token_ids::token_ids;
 
 /// How long a parked main thread goes without looking for signals.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);

@@ -1,52 +1,33 @@
 //! `rustvllm._core`: the Rust core for Python. Converts, calls, converts; no logic lives here.
+//!
+//! | module | is the face of |
+//! |---|---|
+//! | `scheduler`, `handle` | the owner's side of a scheduler, its arrays and outputs; the side that any thread may use |
+//! | `request` | what `add_request` takes: ids, parameters, grammars |
+//! | `transport` | engines in other processes, ranks and nodes of one model |
+//! | `text`, `grammar` | tokenizers, outputs as text, calls of tools; the masks of structured output |
+//! | `cpu`, `gguf` | kernels, products and decoders of the CPU; GGUF files |
+//! | `bench` | measurements without a model, and load for a server |
+//! | `errors`, `keyword`, `metrics` | what these have in common |
 
 #![allow(clippy::needless_pass_by_value, reason = "pyo3 hands extracted arguments over by value")]
 #![allow(clippy::doc_markdown, reason = "these comments become Python docstrings")]
 
-mod arrays;
-mod attention;
 mod bench;
-mod bench_serve;
-mod buffers;
-mod client;
-mod config;
-mod cpu_threads;
-mod decoder;
-mod drafter;
+mod cpu;
 mod errors;
-mod file_rows;
 mod gguf;
 mod grammar;
-mod grammar_spec;
 mod handle;
-mod inspection;
 mod keyword;
-mod linear;
-mod logprobs;
-mod lora;
-mod meeting;
 mod metrics;
-mod node_link;
-mod norms;
 #[cfg(links_older_glibc)]
 mod older_glibc;
-mod output_processor;
-mod request_arguments;
-mod sampling;
-mod sampling_extras;
-mod sampling_table;
+mod request;
 mod scheduler;
-mod scheduler_output;
-mod server;
 mod spare_memory;
-mod step_channel;
-mod stop_strings;
-mod token_ids;
-mod tokenizer;
-mod tokenizer_pool;
-mod turn;
-mod weight_kind;
-mod word_rows;
+mod text;
+mod transport;
 
 use pyo3::prelude::*;
 
@@ -54,36 +35,36 @@ use pyo3::prelude::*;
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("build_profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
-    config::register(module)?;
-    drafter::register(module)?;
+    scheduler::config::register(module)?;
+    scheduler::drafter::register(module)?;
     handle::register(module)?;
-    sampling::register(module)?;
-    sampling_extras::register(module)?;
-    sampling_table::register(module)?;
+    cpu::sampling::register(module)?;
+    request::sampling_extras::register(module)?;
+    request::sampling_table::register(module)?;
     scheduler::register(module)?;
-    scheduler_output::register(module)?;
-    meeting::register(module)?;
-    step_channel::register(module)?;
-    node_link::register(module)?;
-    inspection::register(module)?;
+    scheduler::output::register(module)?;
+    transport::meeting::register(module)?;
+    transport::step_channel::register(module)?;
+    transport::node_link::register(module)?;
+    scheduler::inspection::register(module)?;
     grammar::register(module)?;
     spare_memory::register();
-    grammar_spec::register(module)?;
-    token_ids::register(module)?;
-    tokenizer::register(module)?;
-    tokenizer_pool::register(module)?;
-    stop_strings::register(module)?;
-    output_processor::register(module)?;
-    turn::register(module)?;
-    client::register(module)?;
-    server::register(module)?;
-    cpu_threads::register(module)?;
-    attention::register(module)?;
-    linear::register(module)?;
-    lora::register(module)?;
-    norms::register(module)?;
+    request::grammar_spec::register(module)?;
+    request::token_ids::register(module)?;
+    text::tokenizer::register(module)?;
+    text::tokenizer_pool::register(module)?;
+    text::stop_strings::register(module)?;
+    text::output_processor::register(module)?;
+    text::turn::register(module)?;
+    transport::client::register(module)?;
+    transport::server::register(module)?;
+    cpu::threads::register(module)?;
+    cpu::attention::register(module)?;
+    cpu::linear::register(module)?;
+    cpu::lora::register(module)?;
+    cpu::norms::register(module)?;
     gguf::register(module)?;
-    decoder::register(module)?;
+    cpu::decoder::register(module)?;
     bench::register(module)?;
-    bench_serve::register(module)
+    bench::serve::register(module)
 }

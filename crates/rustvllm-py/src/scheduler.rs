@@ -1,5 +1,12 @@
 //! `Scheduler` and `SchedulerOutput` for Python: the owner's side, and the debug views.
 
+pub(crate) mod buffers;
+pub(crate) mod config;
+pub(crate) mod drafter;
+pub(crate) mod inspection;
+mod logprobs;
+pub(crate) mod output;
+
 use std::{
     collections::{BTreeMap, HashMap},
     thread::{self, ThreadId},
@@ -16,15 +23,16 @@ use pyo3::{
 };
 
 use crate::{
-    buffers::{RegisteredViews, copy_rows, register_set},
-    config::PySchedulerConfig,
     errors::{SchedulerStateError, WrongThreadError, scheduler_error},
     handle::{Emitted, EngineHandle},
-    inspection::{PyRequestSummary, event_dict, first_ids, output_dict, request_dict, request_summary},
-    logprobs::{CopiedLogprobs, CopiedPromptLogprobs, LogprobArrays, PromptLogprobArrays},
-    sampling_extras::PySamplingExtras,
-    scheduler_output::PySchedulerOutput,
-    token_ids::token_ids,
+    request::{sampling_extras::PySamplingExtras, token_ids::token_ids},
+    scheduler::{
+        buffers::{RegisteredViews, copy_rows, register_set},
+        config::PySchedulerConfig,
+        inspection::{PyRequestSummary, event_dict, first_ids, output_dict, request_dict, request_summary},
+        logprobs::{CopiedLogprobs, CopiedPromptLogprobs, LogprobArrays, PromptLogprobArrays},
+        output::PySchedulerOutput,
+    },
 };
 
 /// Makes a single-owner value acceptable to pyo3, which asks every class to be `Sync`.

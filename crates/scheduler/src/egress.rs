@@ -12,6 +12,8 @@
 //! ring. It is pushed before the step is published, and looked for after what is published was seen: so it is never
 //! later than its token.
 
+pub(crate) mod outgoing;
+
 use std::mem::MaybeUninit;
 
 use crate::{

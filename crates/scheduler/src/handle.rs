@@ -1,5 +1,7 @@
 //! `EngineHandle`: the shared side of the scheduler. Any thread adds, aborts and reads counters, without a lock.
 
+pub(crate) mod inbox;
+
 use std::{
     hash::{BuildHasher, RandomState},
     sync::{Arc, OnceLock},
@@ -14,14 +16,15 @@ use thiserror::Error;
 use crate::{
     clock::monotonic_ns,
     config::SchedulerConfig,
-    extra_keys::ExtraKeys,
     grammar::{GrammarCompiler, GrammarWork},
-    inbox::Inbox,
-    kv_cache_manager::hash_blocks,
+    handle::inbox::Inbox,
+    kv_cache_manager::{extra_keys::ExtraKeys, hash_blocks},
     metrics::{Metrics, MetricsSnapshot},
     output::{RequestError, RequestKey},
-    request::NewRequest,
-    request_limits::{AddRequestError, RequestLimits},
+    request::{
+        NewRequest,
+        limits::{AddRequestError, RequestLimits},
+    },
     stats::{Counters, SchedulerStats},
     sync::{AtomicU32, AtomicU64, Ordering, fence},
 };

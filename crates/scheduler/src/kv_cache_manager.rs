@@ -3,13 +3,15 @@
 //! The pool knows blocks, this file knows requests: block tables, the hash chain, how many blocks a
 //! step needs. Nothing here has side effects when it answers "no".
 
+pub(crate) mod extra_keys;
+
 use std::collections::VecDeque;
 
 use kvblocks::{BlockHash, BlockId, BlockPool, ChainHasher, CpuBlockId, CpuTier};
 
 use crate::{
     config::SchedulerConfig,
-    extra_keys::ExtraKeys,
+    kv_cache_manager::extra_keys::ExtraKeys,
     request::{Request, RequestStatus},
 };
 

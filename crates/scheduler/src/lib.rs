@@ -23,58 +23,45 @@
 //! | `intake.rs`, `deadlines.rs` | what comes in from other threads; how long it may wait for its first step |
 //! | `grammar.rs` | what those ask who compile grammars and mask logits |
 //! | `inspect.rs`, `summary.rs`, `invariants.rs`, `events.rs` | what people and tests look at |
+//! | `beams.rs`, `beam_search.rs` | the requests and blocks of a search of several beams; which of them go on |
 //! | and below these, each knowing nothing of a scheduler: | |
-//! | `requests.rs`, `rows.rs` | all requests by slot, id and key; the worker's rows |
+//! | `requests.rs`, `requests/rows.rs` | all requests by slot, id and key; the worker's rows |
+//! | `request.rs`; in `request/`: | a request; |
+//! | `limits.rs`, `forced.rs`, `sample_group.rs` | what it must keep to; its tokens that no step gave; its samples, counted together |
+//! | `payer.rs`, `standing.rs` | under FAIR: who is charged, and where it stands |
+//! | `request_queue.rs`; in it `fair.rs`, `fair_clock.rs` | who waits; who waits under FAIR, whose turn it is |
 //! | `steps.rs`, `step.rs`, `step_buffers.rs` | the buffer sets and the steps in flight; the plan of one and its arrays |
-//! | `step_rows.rs`, `token_rows.rs`, `logprobs.rs`, `prompt_logprobs.rs` | what a step gave |
-//! | `outgoing.rs` | what is on its way to the output side |
-//! | `kv_cache_manager.rs`, `extra_keys.rs` | which blocks a request has, gets and shares |
-//! | `request.rs`, `forced.rs`, `request_limits.rs`, `request_queue.rs` | a request; its tokens that no step gave; what it must keep to; who waits |
-//! | `fair_queue.rs`, `fair_clock.rs`, `standing.rs`, `payer.rs` | who waits under FAIR; whose turn it is; where a request stands; who is charged |
-//! | `sampling_params.rs`, `sampling_extras.rs` | the tables of sampling parameters: numbers; lists |
-//! | `beam_search.rs` | a search of several beams: which go on (`scheduler/beams.rs`: their requests and blocks) |
+//! | `step/rows.rs`, `step/token_rows.rs` | what a step gave |
+//! | `logprobs.rs`, `logprobs/prompt.rs` | log-probabilities of tokens that were drawn; of prompts |
+//! | `kv_cache_manager.rs`; in it `extra_keys.rs` | a request's blocks; what their content depends on but tokens |
+//! | `sampling_params.rs`; in it `extras.rs` | the tables of sampling parameters: numbers; lists |
+//! | `grammar.rs` | what a request asks of its grammar, as plain data |
 //! | `config.rs`, `output.rs` | the numbers that fix a scheduler; what leaves it |
-//! | `handle.rs`, `inbox.rs`, `egress.rs`, `stats.rs` | what other threads touch |
-//! | `metrics.rs`, `histogram.rs`, `sample_group.rs` | what is counted of requests and steps |
+//! | `handle.rs`, `handle/inbox.rs` | what other threads touch, and how they hand in |
+//! | `egress.rs`, `egress/outgoing.rs` | how outputs leave; those that wait for room |
+//! | `stats.rs`, `metrics.rs`, `metrics/histogram.rs` | what is counted of the scheduler, of requests and steps |
 //! | `clock.rs`, `sync.rs` | the time; the door to atomics, for loom |
 
-mod beam_search;
 mod clock;
 mod config;
 pub mod egress;
 mod error;
-mod extra_keys;
-mod fair_clock;
-mod fair_queue;
-mod forced;
 mod grammar;
 mod handle;
-mod histogram;
-mod inbox;
 mod kv_cache_manager;
 mod logprobs;
 mod metrics;
-mod outgoing;
 mod output;
-mod payer;
-mod prompt_logprobs;
 mod request;
-mod request_limits;
 mod request_queue;
 mod requests;
-mod rows;
-mod sample_group;
-mod sampling_extras;
 pub mod sampling_params;
 mod scheduler;
-mod standing;
 mod stats;
 mod step;
 pub mod step_buffers;
-mod step_rows;
 mod steps;
 mod sync;
-mod token_rows;
 
 pub use clock::monotonic_ns;
 pub use config::{
@@ -82,34 +69,34 @@ pub use config::{
 };
 pub use drafting::{DrafterConfig, DraftingMethod, SuffixLimits, TokenCap};
 pub use error::SchedulerError;
-pub use extra_keys::{ExtraKeys, MultimodalSpan};
 pub use grammar::{
     ConstrainedSample, GrammarCompiler, GrammarKind, GrammarNews, GrammarProgress, GrammarSpec, GrammarWork,
     ThinkingGate,
 };
+pub use handle::inbox::Inbox;
 pub use handle::{EngineHandle, NotTheWaiter};
-pub use histogram::HistogramSnapshot;
-pub use inbox::Inbox;
+pub use kv_cache_manager::extra_keys::{ExtraKeys, MultimodalSpan};
+pub use logprobs::prompt::{PromptLogprobRows, PromptLogprobs};
 pub use logprobs::{LogprobRows, TokenLogprobs};
+pub use metrics::histogram::HistogramSnapshot;
 pub use metrics::{MetricsSnapshot, STEP_PHASES};
 pub use output::{
     EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, RequestKey, SchedulerOutput,
 };
-pub use payer::{MAX_WEIGHT, Payer};
-pub use prompt_logprobs::{PromptLogprobRows, PromptLogprobs};
+pub use request::limits::{AddRequestError, RequestLimits};
+pub use request::payer::{MAX_WEIGHT, Payer};
 pub use request::{NewRequest, RequestStatus, UNKNOWN_TOKEN};
-pub use request_limits::{AddRequestError, RequestLimits};
-pub use sampling_extras::{
+pub use sampling_params::SamplingParams;
+pub use sampling_params::extras::{
     Attachment, ListKind, MAX_SAMPLING_EXTRAS_BYTES, MAX_WORD_TOKENS, NUM_LISTS, SAMPLING_LISTS,
     SamplingExtras, SamplingExtrasError, SamplingList, TokenList,
 };
-pub use sampling_params::SamplingParams;
 pub use scheduler::{
     BlockMap, COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, MAX_EVENTS, REFUSED_BY_PROCESSOR,
     REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR, RequestEvent, RequestEventKind, RequestState, RequestSummary,
     ScheduledRequest, Scheduler, StepView, WITHHELD_SAMPLE,
 };
 pub use stats::SchedulerStats;
+pub use step::rows::StepRows;
+pub use step::token_rows::TokenRows;
 pub use step_buffers::StepBuffers;
-pub use step_rows::StepRows;
-pub use token_rows::TokenRows;

@@ -1,10 +1,12 @@
 //! Log-probabilities of sampled tokens, on their way next to the records: few requests ask for them, and a record has
 //! no room for them.
 
+pub(crate) mod prompt;
+
 use crate::{
     error::SchedulerError,
     output::{RequestKey, SchedulerOutput},
-    token_rows::TokenRows,
+    step::token_rows::TokenRows,
 };
 
 /// Of a token of one request: its own log-probability and those of the likeliest ones at its place.

@@ -4,6 +4,8 @@
 //! ends there are. No lock, no allocation, and for the token of a decode one comparison: the tokens of those that were
 //! in the step before as well are one observation.
 
+pub(crate) mod histogram;
+
 use std::{
     borrow::Cow,
     // std's atomics also under loom: the numbers order nothing.
@@ -12,10 +14,9 @@ use std::{
 
 use crate::{
     config::{MAX_SPECULATIVE_TOKENS, SchedulerConfig},
-    histogram::{Histogram, HistogramSnapshot, Unit},
+    metrics::histogram::{Histogram, HistogramSnapshot, Unit},
     output::{EngineCoreOutput, FinishReason},
-    request::Request,
-    request_limits::AddRequestError,
+    request::{Request, limits::AddRequestError},
     stats::SchedulerStats,
 };
 

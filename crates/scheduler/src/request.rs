@@ -3,21 +3,24 @@
 //! A request is two counters racing: `num_computed_tokens` catches up with `num_tokens`, or, while tokens
 //! that are being sampled are not known yet, with `num_tokens` plus its placeholders.
 
+pub(crate) mod forced;
+pub(crate) mod limits;
+pub(crate) mod payer;
+pub(crate) mod sample_group;
+pub(crate) mod standing;
+
 use std::sync::Arc;
 
 use drafting::{DrafterConfig, DraftingMethod, History};
 use kvblocks::{BlockHash, BlockId, CpuBlockId};
 
 use crate::{
-    beam_search::Seat,
-    extra_keys::ExtraKeys,
-    forced::ForcedTokens,
     grammar::{GrammarSpec, GrammarWork},
+    kv_cache_manager::extra_keys::ExtraKeys,
     output::{PredictedDrafts, RequestKey},
-    payer::Payer,
-    sample_group::SampleGroup,
+    request::{forced::ForcedTokens, payer::Payer, sample_group::SampleGroup, standing::Standing},
     sampling_params::SamplingParams,
-    standing::Standing,
+    scheduler::beam_search::Seat,
 };
 
 /// No persistent row.

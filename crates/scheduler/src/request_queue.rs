@@ -5,6 +5,9 @@
 //! anything younger and several of them keep their order. Under PRIORITY the key is the priority, then when the
 //! request came to its front end, then the order in which it was handed in. Under FAIR the [`FairQueue`] has them.
 
+mod fair;
+mod fair_clock;
+
 use std::{
     collections::BTreeSet,
     ops::Bound::{Excluded, Unbounded},
@@ -12,8 +15,8 @@ use std::{
 
 use crate::{
     config::SchedulingPolicy,
-    fair_queue::FairQueue,
     request::{Request, RequestStatus},
+    request_queue::fair::FairQueue,
 };
 
 /// Class or priority, time of arrival (0 under FCFS) or the turn's tag, order of arrival, slot: unique, and total.

@@ -1,5 +1,7 @@
 //! `Requests`: all live requests, found by slot, id or key.
 
+pub(crate) mod rows;
+
 use std::{
     collections::HashMap,
     ops::{Index, IndexMut},

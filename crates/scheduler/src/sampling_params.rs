@@ -5,9 +5,11 @@
 //! keywords of `add_request` follow from the table, and in Python the checks, the requests' descriptions and what the
 //! sampler is given. `docs/adding-a-sampling-parameter.md` adds a row.
 
+pub(crate) mod extras;
+
 use std::sync::Arc;
 
-use crate::sampling_extras::SamplingExtras;
+use crate::sampling_params::extras::SamplingExtras;
 
 /// What a number is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -10,6 +10,7 @@
 
 mod adapters;
 mod admission;
+pub(crate) mod beam_search;
 mod beams;
 mod deadlines;
 mod departure;
@@ -40,17 +41,15 @@ pub use update::{
 use self::{beams::Beams, deadlines::Deadlines, events::EventLog};
 use crate::{
     config::SchedulerConfig,
-    egress::Consumer,
+    egress::{Consumer, outgoing::Outgoing},
     error::SchedulerError,
     grammar::GrammarNews,
     handle::EngineHandle,
     kv_cache_manager::KVCacheManager,
     metrics::{Meter, NUM_STEP_PHASES},
-    outgoing::Outgoing,
     output::SchedulerOutput,
     request_queue::RequestQueue,
-    requests::Requests,
-    rows::Rows,
+    requests::{Requests, rows::Rows},
     stats::SchedulerStats,
     step::Entry,
     step_buffers::StepBuffers,

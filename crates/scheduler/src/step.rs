@@ -5,17 +5,17 @@
 //! set from its start.
 
 mod drafts;
+pub(crate) mod rows;
+pub(crate) mod token_rows;
 
 use kvblocks::{BlockCopies, BlockId};
 
 use crate::{
-    forced::ForcedTokens,
     kv_cache_manager::KVCacheManager,
+    logprobs::prompt::PromptSpan,
     output::SchedulerOutput,
-    prompt_logprobs::PromptSpan,
-    request::{NO_ROW, Request, Tenant, UNKNOWN_TOKEN},
-    requests::Requests,
-    rows::Rows,
+    request::{NO_ROW, Request, Tenant, UNKNOWN_TOKEN, forced::ForcedTokens},
+    requests::{Requests, rows::Rows},
     step_buffers::{ArraySpec, Column, RowFacts, StepBuffers},
 };
 

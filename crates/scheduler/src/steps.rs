@@ -6,8 +6,12 @@ use std::{
 };
 
 use crate::{
-    config::SchedulerConfig, error::SchedulerError, forced::ForcedTokens, output::SchedulerOutput,
-    request::Tenant, step::Step, step_buffers::StepBuffers,
+    config::SchedulerConfig,
+    error::SchedulerError,
+    output::SchedulerOutput,
+    request::{Tenant, forced::ForcedTokens},
+    step::Step,
+    step_buffers::StepBuffers,
 };
 
 /// See the module docs. Indexed by set.

@@ -14,12 +14,11 @@ use kvblocks::BlockId;
 
 use super::Scheduler;
 use crate::{
-    beam_search::{BeamSearch, BeamToken, Candidates, Continuation, Hypothesis, Round, Seat},
     logprobs::{LogprobRows, TokenLogprobs},
     output::{FinishReason, RequestError},
     request::RequestStatus,
-    step::Entry,
-    token_rows::TokenRows,
+    scheduler::beam_search::{BeamSearch, BeamToken, Candidates, Continuation, Hypothesis, Round, Seat},
+    step::{Entry, token_rows::TokenRows},
 };
 
 /// What is known of a beam in addition to its request.

@@ -4,10 +4,9 @@
 use super::Scheduler;
 use crate::{
     clock::monotonic_ns,
-    forced::ForcedTokens,
     grammar::{ConstrainedSample, GrammarNews},
     output::{RequestError, RequestKey, SchedulerOutput},
-    request::{Request, RequestStatus, Tenant},
+    request::{Request, RequestStatus, Tenant, forced::ForcedTokens},
     step::Entry,
 };
 

@@ -7,10 +7,10 @@ use kvblocks::{BlockId, BlockState};
 
 use super::Scheduler;
 use crate::{
-    extra_keys::ExtraKeys,
+    kv_cache_manager::extra_keys::ExtraKeys,
     output::{RequestKey, SchedulerOutput},
     request::{NO_ROW, Request, RequestStatus, Tenant},
-    sampling_extras::SamplingExtras,
+    sampling_params::extras::SamplingExtras,
     step::UNCHANGED,
     step_buffers::Column,
 };

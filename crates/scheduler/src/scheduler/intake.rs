@@ -5,13 +5,13 @@ use std::sync::Arc;
 use super::Scheduler;
 use crate::{
     clock::monotonic_ns,
-    forced::ForcedTokens,
     grammar::{GrammarNews, GrammarProgress, GrammarWork},
     handle::{Message, PromptWork, RESERVED_OUTPUT_TOKENS},
     output::{EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, RequestKey},
-    request::{Cold, NewRequest, Request, RequestStatus},
-    sample_group::SampleGroup,
-    standing::Standing,
+    request::{
+        Cold, NewRequest, Request, RequestStatus, forced::ForcedTokens, sample_group::SampleGroup,
+        standing::Standing,
+    },
 };
 
 impl Scheduler {

@@ -4,13 +4,13 @@ use super::Scheduler;
 use crate::{
     clock::monotonic_ns,
     error::SchedulerError,
-    logprobs::LogprobRows,
+    logprobs::{
+        LogprobRows,
+        prompt::{PromptLogprobRows, PromptLogprobs},
+    },
     output::{EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, SchedulerOutput, UNSETTLED},
-    prompt_logprobs::{PromptLogprobRows, PromptLogprobs},
     request::{Request, RequestStatus},
-    step::Entry,
-    step_rows::StepRows,
-    token_rows::TokenRows,
+    step::{Entry, rows::StepRows, token_rows::TokenRows},
 };
 
 /// In a row of sampled ids: the grammar did not take what was sampled.

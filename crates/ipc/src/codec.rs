@@ -1,0 +1,8 @@
+//! How the parts of messages are written as bytes and read again, one module per kind of message.
+
+pub(crate) mod grammar;
+pub(crate) mod logprobs;
+pub(crate) mod metrics;
+pub(crate) mod outputs;
+pub(crate) mod prompt_logprobs;
+pub(crate) mod request;

@@ -1,0 +1,156 @@
+//! One client of an engine as the outputs see it: what it has asked for, and the bytes on their way to it.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashSet,
+};
+
+use scheduler::{EngineCoreOutput, EngineHandle, PromptLogprobs, RequestKey, TokenLogprobs};
+
+use crate::{
+    codec,
+    frame::{begin_frame, end_frame},
+    message::{EngineMessage, kind},
+    outbox::Outbox,
+    server::control::StepError,
+};
+
+/// Ends of one client's requests that the engine waits to hear more of.
+const MAX_UNSETTLED: usize = 1 << 16;
+
+/// A client that was welcomed.
+#[derive(Default)]
+pub(crate) struct ServedClient {
+    pub(crate) index: u32,
+    pub(crate) outbox: Outbox,
+    /// Requests that the engine was given and has not finished.
+    live: RefCell<HashSet<RequestKey>>,
+    /// Requests that have ended, and the engine waits to hear from the client why.
+    unsettled: RefCell<HashSet<RequestKey>>,
+    /// Where the frame of outputs that is being written begins, and its time.
+    open_frame: Cell<Option<(usize, u64)>>,
+    /// The last failed step that was reported to it.
+    last_step_error: Cell<u64>,
+    /// That the engine has not answered.
+    pub(crate) num_open_queries: Cell<u32>,
+}
+
+impl ServedClient {
+    pub(crate) fn new(index: u32) -> Self {
+        Self { index, ..Self::default() }
+    }
+
+    /// Note a request that the engine is given; `false` when its key is in use.
+    pub(crate) fn begin(&self, key: RequestKey) -> bool {
+        self.live.borrow_mut().insert(key)
+    }
+
+    /// Forget a request that the engine did not take.
+    pub(crate) fn forget(&self, key: RequestKey) {
+        self.live.borrow_mut().remove(&key);
+    }
+
+    /// How many requests the engine was given and has not finished.
+    pub(crate) fn num_live(&self) -> usize {
+        self.live.borrow().len()
+    }
+
+    /// Take them all, because the client has gone.
+    pub(crate) fn take_live(&self) -> HashSet<RequestKey> {
+        self.live.take()
+    }
+
+    /// The client is to say why a request ended. One that has not said it of many others is not waited for.
+    pub(crate) fn await_settlement(&self, key: RequestKey, handle: &EngineHandle) {
+        let mut unsettled = self.unsettled.borrow_mut();
+        if unsettled.len() < MAX_UNSETTLED {
+            unsettled.insert(key);
+        } else {
+            handle.settle_end(false);
+        }
+    }
+
+    /// The client has said why a request ended; `false` when nothing waits to hear it.
+    pub(crate) fn settle(&self, key: RequestKey) -> bool {
+        self.unsettled.borrow_mut().remove(&key)
+    }
+
+    /// Take all ends that the client has not said more of, because it has gone.
+    pub(crate) fn take_unsettled(&self) -> HashSet<RequestKey> {
+        self.unsettled.take()
+    }
+
+    /// Say why a step failed, once, before the outputs that say that it did.
+    pub(crate) fn explain(&self, step_error: &StepError) {
+        if self.last_step_error.replace(step_error.number) == step_error.number {
+            return;
+        }
+        let mut buffer = self.outbox.buffer();
+        if let Some((start, _)) = self.open_frame.take() {
+            end_frame(&mut buffer, start);
+        }
+        EngineMessage::StepFailed(step_error.message.clone()).encode(&mut buffer);
+    }
+
+    /// Append an output. `true` when it is the first since `end_frame`.
+    pub(crate) fn push(&self, output: &EngineCoreOutput) -> bool {
+        let mut buffer = self.outbox.buffer();
+        let open_frame = self.open_frame.get();
+        let is_continued = open_frame.is_some_and(|(start, time)| {
+            time == output.timestamp_ns && buffer.len() - start < codec::outputs::FULL_BYTES
+        });
+        if !is_continued {
+            if let Some((start, _)) = open_frame {
+                end_frame(&mut buffer, start);
+            }
+            let start = begin_frame(&mut buffer, kind::OUTPUTS);
+            buffer.extend_from_slice(&output.timestamp_ns.to_le_bytes());
+            self.open_frame.set(Some((start, output.timestamp_ns)));
+        }
+        codec::outputs::encode_record(output, &mut buffer);
+        if output.finish_reason.is_some() {
+            self.live.borrow_mut().remove(&output.key);
+        }
+        open_frame.is_none()
+    }
+
+    /// Append log-probabilities; their tokens are pushed afterwards.
+    pub(crate) fn push_logprobs(&self, all: &[TokenLogprobs]) {
+        let mut buffer = self.outbox.buffer();
+        let mut rest = all.iter().peekable();
+        while rest.peek().is_some() {
+            let start = begin_frame(&mut buffer, kind::LOGPROBS);
+            while buffer.len() - start < codec::outputs::FULL_BYTES
+                && let Some(logprobs) = rest.next()
+            {
+                codec::logprobs::encode_record(logprobs, &mut buffer);
+            }
+            end_frame(&mut buffer, start);
+        }
+    }
+
+    /// Append log-probabilities of a prompt; the request's first token is pushed afterwards.
+    pub(crate) fn push_prompt_logprobs(&self, all: &PromptLogprobs) {
+        let mut buffer = self.outbox.buffer();
+        let mut next = 0;
+        while next < all.ranks.len() {
+            let start = begin_frame(&mut buffer, kind::PROMPT_LOGPROBS);
+            let rows = codec::prompt_logprobs::rows_that_fit(all, next, buffer.len() - start);
+            next = rows.end;
+            codec::prompt_logprobs::encode_record(all, rows, &mut buffer);
+            end_frame(&mut buffer, start);
+        }
+    }
+
+    /// Complete what `push` wrote and send it.
+    pub(crate) fn end_frame(&self) {
+        if let Some((start, _)) = self.open_frame.take() {
+            end_frame(&mut self.outbox.buffer(), start);
+        }
+        self.outbox.flush();
+    }
+
+    pub(crate) fn send(&self, message: &EngineMessage) {
+        self.outbox.fill(|buffer| message.encode(buffer));
+    }
+}

@@ -1,0 +1,13 @@
+//! The kernels of the CPU for Python: arrays in, checked, and computed on in place.
+
+pub(crate) mod arrays;
+pub(crate) mod attention;
+pub(crate) mod decoder;
+mod file_rows;
+pub(crate) mod linear;
+pub(crate) mod lora;
+pub(crate) mod norms;
+pub(crate) mod sampling;
+pub(crate) mod threads;
+mod weight_kind;
+mod word_rows;

@@ -1,0 +1,510 @@
+//! All blocks of a decoder on the CPU for Python, in one call: see `cpu_kernels::decoder`.
+
+use std::{
+    num::NonZeroU32,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use ::cpu_kernels::{
+    AdapterTokens, Angles, CacheLayout, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm,
+    DecoderTimes, Element, Heads, Logits, NormKind, Turn, bf16,
+};
+use pyo3::{
+    buffer::{self, PyBuffer},
+    exceptions::{PyMemoryError, PyValueError},
+    prelude::*,
+};
+
+use crate::{
+    cpu::{
+        arrays::{Rows, Vector},
+        attention::{Array, CpuAttentionPlan, int32_array, int32_slice},
+        linear::{CpuLinear, activation_of},
+        lora::CpuLayerDelta,
+    },
+    errors::linear_error,
+};
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<CpuAdapter>()?;
+    module.add_class::<CpuCaches>()?;
+    module.add_class::<CpuDecoder>()
+}
+
+fn decoder_error(error: DecoderError) -> PyErr {
+    match error {
+        DecoderError::Memory { .. } => PyMemoryError::new_err(error.to_string()),
+        DecoderError::Linear(error) => linear_error(error),
+        _ => PyValueError::new_err(error.to_string()),
+    }
+}
+
+/// Weight, bias (None: an RMS norm), eps.
+type NormParts<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, f32);
+
+/// A block, as a dictionary: see `cpu_kernels::DecoderBlock`.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct BlockParts<'py> {
+    attention_norm: NormParts<'py>,
+    qkv: PyRef<'py, CpuLinear>,
+    is_by_head: bool,
+    head_norms: Option<(NormParts<'py>, NormParts<'py>)>,
+    rotary: Option<usize>,
+    scale: f32,
+    sliding_window: Option<NonZeroU32>,
+    soft_cap: Option<f32>,
+    out: PyRef<'py, CpuLinear>,
+    mlp_norm: NormParts<'py>,
+    is_parallel: bool,
+    up: PyRef<'py, CpuLinear>,
+    is_gated: bool,
+    activation: String,
+    down: PyRef<'py, CpuLinear>,
+    post_norms: Option<(NormParts<'py>, NormParts<'py>)>,
+}
+
+impl BlockParts<'_> {
+    fn block(&self) -> PyResult<DecoderBlock> {
+        Ok(DecoderBlock {
+            attention_norm: norm_of(&self.attention_norm)?,
+            qkv: Arc::clone(&self.qkv.layer),
+            is_by_head: self.is_by_head,
+            head_norms: both_norms(self.head_norms.as_ref())?,
+            rotary: self.rotary,
+            scale: self.scale,
+            sliding_window: self.sliding_window,
+            soft_cap: self.soft_cap,
+            out: Arc::clone(&self.out.layer),
+            mlp_norm: norm_of(&self.mlp_norm)?,
+            is_parallel: self.is_parallel,
+            up: Arc::clone(&self.up.layer),
+            is_gated: self.is_gated,
+            activation: activation_of(&self.activation)?,
+            down: Arc::clone(&self.down.layer),
+            post_norms: both_norms(self.post_norms.as_ref())?,
+        })
+    }
+}
+
+fn both_norms(norms: Option<&(NormParts<'_>, NormParts<'_>)>) -> PyResult<Option<[DecoderNorm; 2]>> {
+    norms.map(|(first, second)| Ok([norm_of(first)?, norm_of(second)?])).transpose()
+}
+
+fn norm_of((weight, bias, eps): &NormParts<'_>) -> PyResult<DecoderNorm> {
+    let weight = Vector::new("the weight of a norm", weight)?.as_slice().to_vec();
+    let Some(bias) = bias else {
+        return Ok(DecoderNorm { kind: NormKind::Rms, weight, bias: None, eps: *eps });
+    };
+    let bias = Vector::new("the bias of a norm", bias)?.as_slice().to_vec();
+    Ok(DecoderNorm { kind: NormKind::Layer, weight, bias: Some(bias), eps: *eps })
+}
+
+/// Frequencies of pairs of features, and what turned heads are multiplied by.
+type TurnParts<'py> = (Bound<'py, PyAny>, f32);
+
+fn turn_of((inv_freq, scaling): &TurnParts<'_>) -> PyResult<Turn> {
+    let inv_freq = Vector::new("the frequencies of heads", inv_freq)?.as_slice().to_vec();
+    Ok(Turn { inv_freq, scaling: *scaling })
+}
+
+/// The KV caches of all blocks, checked once for all steps.
+#[pyclass(frozen, module = "rustvllm._core")]
+struct CpuCaches {
+    caches: Caches,
+}
+
+enum Caches {
+    Wide(CachesOf<f32>),
+    Narrow(CachesOf<u16>),
+}
+
+struct CachesOf<T: buffer::Element> {
+    /// Each once.
+    own: Vec<Array<T>>,
+    /// Which of them a block has. A trial run may have one for all blocks, which take turns.
+    of_block: Vec<usize>,
+    layout: CacheLayout,
+    /// First byte, byte after the last.
+    places: Vec<(usize, usize)>,
+}
+
+#[pymethods]
+impl CpuCaches {
+    #[new]
+    #[expect(clippy::needless_pass_by_value, reason = "what Python's arguments are taken as")]
+    fn new(kv_caches: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let Some(first) = kv_caches.first() else {
+            return Err(PyValueError::new_err("kv_caches is empty, but each block has a cache"));
+        };
+        let caches = if PyBuffer::<u16>::get(first).is_ok() {
+            Caches::Narrow(CachesOf::new(&kv_caches)?)
+        } else {
+            Caches::Wide(CachesOf::new(&kv_caches)?)
+        };
+        Ok(Self { caches })
+    }
+}
+
+impl<T: buffer::Element> CachesOf<T> {
+    fn new(kv_caches: &[Bound<'_, PyAny>]) -> PyResult<Self> {
+        let (mut own, mut of_block, mut places) = (Vec::<Array<T>>::new(), Vec::new(), Vec::new());
+        for cache in kv_caches {
+            let cache = Array::<T>::new("a KV cache", cache, 5)?;
+            if cache.layout()? != own.first().unwrap_or(&cache).layout()? {
+                return Err(PyValueError::new_err("the KV caches of the blocks differ in their shapes"));
+            }
+            cache.expect_contiguous()?;
+            cache.expect_writable()?;
+            let place = cache.place()?;
+            let known = places.iter().position(|known| *known == place);
+            of_block.push(known.unwrap_or(own.len()));
+            if known.is_none() {
+                own.push(cache);
+                places.push(place);
+            }
+        }
+        expect_apart(places.clone(), "the KV caches of the blocks overlap, but they are written")?;
+        let layout = own[0].layout()?;
+        Ok(Self { own, of_block, layout, places })
+    }
+}
+
+/// Where a step's result goes.
+enum End<'a, 'py> {
+    /// The stream, normed if there is a norm.
+    Stream(&'a Bound<'py, PyAny>),
+    /// The logits of some tokens, and perhaps the likeliest ids.
+    Logits {
+        places: Option<&'a Bound<'py, PyAny>>,
+        logits: &'a Bound<'py, PyAny>,
+        ids: Option<&'a Bound<'py, PyAny>>,
+    },
+}
+
+/// An adapter of a decoder.
+#[pyclass(frozen, module = "rustvllm._core")]
+struct CpuAdapter {
+    adapter: DecoderAdapter,
+}
+
+#[pymethods]
+impl CpuAdapter {
+    #[new]
+    #[expect(clippy::needless_pass_by_value, reason = "what Python's arguments are taken as")]
+    fn new(
+        decoder: PyRef<'_, CpuDecoder>,
+        blocks: Vec<[Option<PyRef<'_, CpuLayerDelta>>; 4]>,
+    ) -> PyResult<Self> {
+        let delta = |delta: &PyRef<'_, CpuLayerDelta>| Arc::clone(&delta.delta);
+        let blocks =
+            blocks.iter().map(|parts| parts.each_ref().map(|part| part.as_ref().map(delta))).collect();
+        Ok(Self { adapter: DecoderAdapter::new(&decoder.decoder, blocks).map_err(decoder_error)? })
+    }
+}
+
+/// An adapter, and its tokens of a step in ascending order.
+type AdapterArgument<'py> = (PyRef<'py, CpuAdapter>, Vec<u32>);
+
+/// Blocks of a model, and the norm at its end if they are the last; `forward` runs a step's tokens through them.
+#[pyclass(frozen, module = "rustvllm._core")]
+struct CpuDecoder {
+    decoder: Decoder,
+    angles: Mutex<Angles>,
+}
+
+#[pymethods]
+impl CpuDecoder {
+    #[new]
+    #[pyo3(signature = (blocks, last_norm, num_heads, num_kv_heads, head_dim, *, turns=Vec::new(), head=None))]
+    #[expect(clippy::needless_pass_by_value, reason = "what Python's arguments are taken as")]
+    fn new(
+        blocks: Vec<BlockParts<'_>>,
+        last_norm: Option<NormParts<'_>>,
+        num_heads: usize,
+        num_kv_heads: usize,
+        head_dim: usize,
+        turns: Vec<TurnParts<'_>>,
+        head: Option<PyRef<'_, CpuLinear>>,
+    ) -> PyResult<Self> {
+        let blocks = blocks.iter().map(BlockParts::block).collect::<PyResult<_>>()?;
+        let heads = Heads { num_heads, num_kv_heads, head_dim };
+        let last_norm = last_norm.as_ref().map(norm_of).transpose()?;
+        let mut decoder = Decoder::new(blocks, last_norm, heads).map_err(decoder_error)?;
+        if let Some(head) = head {
+            decoder = decoder.with_head(Arc::clone(&head.layer)).map_err(decoder_error)?;
+        }
+        let turns = turns.iter().map(turn_of).collect::<PyResult<_>>()?;
+        Ok(Self { decoder, angles: Mutex::new(Angles::new(turns)) })
+    }
+
+    #[pyo3(signature = (plan, hidden, positions, kv_caches, out, adapters=None))]
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
+    fn forward(
+        &self,
+        py: Python<'_>,
+        plan: &CpuAttentionPlan,
+        hidden: &Bound<'_, PyAny>,
+        positions: &Bound<'_, PyAny>,
+        kv_caches: &CpuCaches,
+        out: &Bound<'_, PyAny>,
+        adapters: Option<Vec<AdapterArgument<'_>>>,
+    ) -> PyResult<(u64, u64, u64)> {
+        self.run(py, plan, hidden, positions, kv_caches, adapters, &End::Stream(out))
+    }
+
+    #[pyo3(signature = (plan, hidden, positions, kv_caches, places, logits, ids=None, adapters=None))]
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
+    fn forward_logits(
+        &self,
+        py: Python<'_>,
+        plan: &CpuAttentionPlan,
+        hidden: &Bound<'_, PyAny>,
+        positions: &Bound<'_, PyAny>,
+        kv_caches: &CpuCaches,
+        places: Option<&Bound<'_, PyAny>>,
+        logits: &Bound<'_, PyAny>,
+        ids: Option<&Bound<'_, PyAny>>,
+        adapters: Option<Vec<AdapterArgument<'_>>>,
+    ) -> PyResult<(u64, u64, u64)> {
+        self.run(py, plan, hidden, positions, kv_caches, adapters, &End::Logits { places, logits, ids })
+    }
+
+    #[pyo3(signature = (plan, block, hidden, positions, kv_caches, *, adds=true))]
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
+    fn attend(
+        &self,
+        py: Python<'_>,
+        plan: &CpuAttentionPlan,
+        block: usize,
+        hidden: &Bound<'_, PyAny>,
+        positions: &Bound<'_, PyAny>,
+        kv_caches: &CpuCaches,
+        adds: bool,
+    ) -> PyResult<(u64, u64, u64)> {
+        match &kv_caches.caches {
+            Caches::Wide(caches) => {
+                self.attend_as::<f32, f32>(py, plan, block, adds, hidden, positions, caches)
+            }
+            Caches::Narrow(caches) => {
+                self.attend_as::<u16, bf16>(py, plan, block, adds, hidden, positions, caches)
+            }
+        }
+    }
+
+    #[pyo3(signature = (plan, block, hidden, *, adds=true))]
+    fn multiply(
+        &self,
+        py: Python<'_>,
+        plan: &CpuAttentionPlan,
+        block: usize,
+        hidden: &Bound<'_, PyAny>,
+        adds: bool,
+    ) -> PyResult<(u64, u64, u64)> {
+        if PyBuffer::<f32>::get(hidden).is_ok() {
+            self.multiply_as::<f32, f32>(py, plan, block, adds, hidden)
+        } else {
+            self.multiply_as::<u16, bf16>(py, plan, block, adds, hidden)
+        }
+    }
+}
+
+impl CpuDecoder {
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
+    fn run(
+        &self,
+        py: Python<'_>,
+        plan: &CpuAttentionPlan,
+        hidden: &Bound<'_, PyAny>,
+        positions: &Bound<'_, PyAny>,
+        kv_caches: &CpuCaches,
+        adapters: Option<Vec<AdapterArgument<'_>>>,
+        end: &End<'_, '_>,
+    ) -> PyResult<(u64, u64, u64)> {
+        let adapters = adapters.unwrap_or_default();
+        let adapters: Vec<_> = adapters
+            .iter()
+            .map(|(adapter, tokens)| AdapterTokens { adapter: &adapter.adapter, tokens: tokens.clone() })
+            .collect();
+        match &kv_caches.caches {
+            Caches::Wide(caches) => {
+                self.forward_as::<f32, f32>(py, plan, hidden, positions, caches, &adapters, end)
+            }
+            Caches::Narrow(caches) => {
+                self.forward_as::<u16, bf16>(py, plan, hidden, positions, caches, &adapters, end)
+            }
+        }
+    }
+
+    /// As `forward_as`, of the attention of a block.
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
+    fn attend_as<T: buffer::Element + Sync, E: Element>(
+        &self,
+        py: Python<'_>,
+        plan: &CpuAttentionPlan,
+        block: usize,
+        adds: bool,
+        hidden: &Bound<'_, PyAny>,
+        positions: &Bound<'_, PyAny>,
+        caches: &CachesOf<T>,
+    ) -> PyResult<(u64, u64, u64)> {
+        let hidden = self.stream::<T>(plan, hidden)?;
+        let positions = int32_array("positions", positions, 1)?;
+        let positions = int32_slice(&positions)?;
+        let Some(cache) = caches.of_block.get(block).and_then(|&index| caches.own.get(index)) else {
+            let message =
+                format!("block {block} has no cache: there are those of {} blocks", caches.of_block.len());
+            return Err(PyValueError::new_err(message));
+        };
+        let mut places = vec![hidden.place(), place_of(positions)];
+        places.extend(&caches.places);
+        expect_apart(places, "hidden, positions and the KV caches overlap, but some are written")?;
+        // SAFETY: both are writable and contiguous, share no byte with each other, and stay where they are while the views live.
+        // That no other thread of Python touches them meanwhile is the caller's part, as with every call of numpy.
+        let (hidden, cache) = unsafe { (hidden.as_mut_slice::<E>(), cache.as_mut_slice::<E>()) };
+        let (batch, threads, layout) = (&plan.batch, &plan.threads, caches.layout);
+        py.detach(|| {
+            let mut angles = self.angles.lock().unwrap_or_else(PoisonError::into_inner);
+            let rotary = angles.of(positions, threads);
+            self.decoder.attend(block, adds, batch, hidden, cache, layout, &rotary, threads)
+        })
+        .map(nanoseconds)
+        .map_err(decoder_error)
+    }
+
+    /// As `forward_as`, of the MLP of a block.
+    fn multiply_as<T: buffer::Element + Sync, E: Element>(
+        &self,
+        py: Python<'_>,
+        plan: &CpuAttentionPlan,
+        block: usize,
+        adds: bool,
+        hidden: &Bound<'_, PyAny>,
+    ) -> PyResult<(u64, u64, u64)> {
+        let hidden = self.stream::<T>(plan, hidden)?;
+        // SAFETY: it is writable and contiguous, and stays where it is while the view lives; as above for other threads.
+        let hidden = unsafe { hidden.as_mut_slice::<E>() };
+        let (num_tokens, threads) = (plan.batch.num_tokens(), &plan.threads);
+        py.detach(|| self.decoder.multiply(block, adds, num_tokens, hidden, threads))
+            .map(nanoseconds)
+            .map_err(decoder_error)
+    }
+
+    /// The stream of a step, which is written.
+    fn stream<T: buffer::Element + Sync>(
+        &self,
+        plan: &CpuAttentionPlan,
+        hidden: &Bound<'_, PyAny>,
+    ) -> PyResult<Rows<T>> {
+        let rows = Rows::<T>::new("hidden", hidden)?;
+        rows.expect_shape(plan.batch.num_tokens(), self.decoder.hidden_size())?;
+        rows.expect_contiguous()?;
+        rows.expect_writable()?;
+        Ok(rows)
+    }
+
+    /// `T` is what the buffers say they hold, `E` what that means.
+    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
+    fn forward_as<T: buffer::Element + Sync, E: Element>(
+        &self,
+        py: Python<'_>,
+        plan: &CpuAttentionPlan,
+        hidden: &Bound<'_, PyAny>,
+        positions: &Bound<'_, PyAny>,
+        caches: &CachesOf<T>,
+        adapters: &[AdapterTokens<'_>],
+        end: &End<'_, '_>,
+    ) -> PyResult<(u64, u64, u64)> {
+        let hidden = self.stream::<T>(plan, hidden)?;
+        let positions = int32_array("positions", positions, 1)?;
+        let positions = int32_slice(&positions)?;
+        let num_tokens = plan.batch.num_tokens();
+        let (name, out) = match end {
+            End::Stream(out) => ("out", *out),
+            End::Logits { logits, .. } => ("logits", *logits),
+        };
+        let out = Rows::<T>::new(name, out)?;
+        out.expect_contiguous()?;
+        out.expect_writable()?;
+        let (rows, ids) = match end {
+            End::Stream(_) => (None, None),
+            End::Logits { places, ids, .. } => (
+                places.map(|places| int32_array("places", places, 1)).transpose()?,
+                ids.map(|ids| int32_array("ids", ids, 1)).transpose()?,
+            ),
+        };
+        let rows = rows.as_ref().map(int32_slice).transpose()?;
+        match end {
+            End::Stream(_) => out.expect_shape(num_tokens, self.decoder.hidden_size())?,
+            End::Logits { .. } => {
+                let num_rows = rows.map_or(num_tokens, <[i32]>::len);
+                out.expect_shape(num_rows, self.decoder.vocab_size().unwrap_or_default())?;
+            }
+        }
+        let mut places = vec![hidden.place(), out.place(), place_of(positions)];
+        places.extend(&caches.places);
+        // Both are read alone, so they may be one array.
+        places.extend(rows.map(place_of).filter(|place| *place != place_of(positions)));
+        if let Some(ids) = &ids {
+            if ids.readonly() {
+                return Err(PyValueError::new_err("ids must be writable"));
+            }
+            places.push(place_of(int32_slice(ids)?));
+        }
+        let message =
+            format!("hidden, {name}, the KV caches, ids, positions and places overlap, but some are written");
+        expect_apart(places, &message)?;
+        // SAFETY: all are writable and contiguous, share no byte with each other, and stay where they are while the views live.
+        // That no other thread of Python touches them meanwhile is the caller's part, as with every call of numpy and torch.
+        let (hidden, out) = unsafe { (hidden.as_mut_slice::<E>(), out.as_mut_slice::<E>()) };
+        // SAFETY: likewise.
+        let ids = ids.as_ref().map(|ids| unsafe {
+            std::slice::from_raw_parts_mut(ids.buf_ptr().cast::<i32>(), ids.item_count())
+        });
+        // SAFETY: likewise; each is there once.
+        let mut own: Vec<&mut [E]> =
+            caches.own.iter().map(|cache| unsafe { cache.as_mut_slice::<E>() }).collect();
+        let (batch, threads, of_block, layout) =
+            (&plan.batch, &plan.threads, &caches.of_block, caches.layout);
+        let is_stream = matches!(end, End::Stream(_));
+        let times = py
+            .detach(|| {
+                let mut angles = self.angles.lock().unwrap_or_else(PoisonError::into_inner);
+                let rotary = angles.of(positions, threads);
+                let decoder = &self.decoder;
+                if is_stream {
+                    return decoder.run_adapted(
+                        batch, hidden, &mut own, of_block, layout, &rotary, adapters, threads, out,
+                    );
+                }
+                let wanted = Logits { places: rows, logits: out, ids };
+                decoder.run_to_logits(
+                    batch, hidden, &mut own, of_block, layout, &rotary, adapters, threads, wanted,
+                )
+            })
+            .map_err(decoder_error)?;
+        Ok(nanoseconds(times))
+    }
+}
+
+/// First byte, byte after the last.
+fn place_of(array: &[i32]) -> (usize, usize) {
+    (array.as_ptr().addr(), array.as_ptr().addr() + size_of_val(array))
+}
+
+/// Refuses arrays that share memory.
+fn expect_apart(mut places: Vec<(usize, usize)>, message: &str) -> PyResult<()> {
+    places.retain(|(start, end)| start < end);
+    places.sort_unstable();
+    if places.windows(2).any(|pair| pair[0].1 > pair[1].0) {
+        return Err(PyValueError::new_err(message.to_owned()));
+    }
+    Ok(())
+}
+
+/// In norms, in products and in attention.
+fn nanoseconds(times: DecoderTimes) -> (u64, u64, u64) {
+    let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    (ns(times.norms), ns(times.products), ns(times.attention))
+}

@@ -1,0 +1,202 @@
+//! Drawing ids on the CPU for Python: arrays in, checked, and the kernel called on their memory in place.
+
+use ::cpu_kernels::sampling::{Passes, RowOptions, draw, mask};
+use ::scheduler::{
+    SamplingParams,
+    sampling_params::{FLOAT_NAMES, INT_NAMES, NumberMut},
+};
+use pyo3::{
+    buffer::{Element, PyBuffer},
+    exceptions::{PyTypeError, PyValueError},
+    prelude::*,
+    types::PyDict,
+};
+
+use crate::{cpu::threads::CpuThreads, scheduler::buffers::native_buffer};
+
+/// Logits from which on other threads of Python get their turn meanwhile.
+const MIN_LOGITS_TO_DETACH: usize = 1 << 14;
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(draw_token_ids, module)?)?;
+    module.add_function(wrap_pyfunction!(mask_logits, module)?)?;
+    module.add_function(wrap_pyfunction!(draw_kernel, module)?)
+}
+
+/// Name of the kernel that `draw_token_ids` runs here: avx512, avx2 or portable.
+#[pyfunction]
+fn draw_kernel() -> &'static str {
+    Passes::best().name()
+}
+
+#[pyfunction]
+fn draw_token_ids(
+    py: Python<'_>,
+    threads: &CpuThreads,
+    logits: &Bound<'_, PyAny>,
+    rows: &Bound<'_, PyAny>,
+    uniforms: &Bound<'_, PyAny>,
+    numbers: &Bound<'_, PyDict>,
+) -> PyResult<Vec<i64>> {
+    let logits = writable_logits(logits)?;
+    let (num_rows, vocab_size) = (logits.shape()[0], logits.shape()[1]);
+    let rows = checked_rows(column(py, "rows", rows, None)?, num_rows)?;
+    let len = Some(rows.len());
+    if vocab_size == 0 && !rows.is_empty() {
+        return Err(PyValueError::new_err("logits of no ids cannot be drawn from"));
+    }
+    let uniforms: Vec<f64> = column(py, "uniforms", uniforms, len)?;
+    let params = params_of_rows(py, numbers, rows.len())?;
+    let options: Vec<RowOptions> =
+        params.iter().zip(uniforms).map(|(params, uniform)| row_options(params, uniform)).collect();
+    // SAFETY: the view lives until the end of this function. That no other thread of Python touches the logits meanwhile is
+    // the caller's part, as with every call of numpy and torch.
+    let values = unsafe { elements(&logits) };
+    let mut out = vec![-1; rows.len()];
+    detached(py, rows.len() * vocab_size, || {
+        draw(values, vocab_size, &rows, &options, &threads.threads, &mut out);
+    });
+    Ok(out)
+}
+
+#[pyfunction]
+fn mask_logits(
+    py: Python<'_>,
+    threads: &CpuThreads,
+    logits: &Bound<'_, PyAny>,
+    rows: &Bound<'_, PyAny>,
+    bitmask: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let logits = writable_logits(logits)?;
+    let (num_rows, vocab_size) = (logits.shape()[0], logits.shape()[1]);
+    let rows = checked_rows(column(py, "rows", rows, None)?, num_rows)?;
+    let masks = native_buffer::<i32>(bitmask)
+        .map_err(|error| PyTypeError::new_err(format!("bitmask must be an array of int32: {error}")))?;
+    let expected = [rows.len(), vocab_size.div_ceil(32)];
+    if masks.shape() != expected {
+        return Err(PyValueError::new_err(format!(
+            "bitmask must have the shape {expected:?}, got {:?}",
+            masks.shape()
+        )));
+    }
+    let masks = masks.to_vec(py)?;
+    // SAFETY: the view lives until the end of this function. That no other thread of Python touches the logits meanwhile is
+    // the caller's part, as with every call of numpy and torch.
+    let values = unsafe { elements(&logits) };
+    detached(py, rows.len() * vocab_size, || mask(values, vocab_size, &rows, &masks, &threads.threads));
+    Ok(())
+}
+
+/// Logits that may be written: `[n, vocab_size]`, contiguous and aligned.
+fn writable_logits(logits: &Bound<'_, PyAny>) -> PyResult<PyBuffer<f32>> {
+    let logits = native_buffer::<f32>(logits)
+        .map_err(|error| PyTypeError::new_err(format!("logits must be an array of float32: {error}")))?;
+    if logits.dimensions() != 2 {
+        return Err(PyValueError::new_err(format!(
+            "logits must have 2 dimensions, got {:?}",
+            logits.shape()
+        )));
+    }
+    if logits.readonly() || !logits.is_c_contiguous() {
+        return Err(PyValueError::new_err("logits must be writable and C-contiguous"));
+    }
+    if logits.item_count() > 0 && !logits.buf_ptr().cast::<f32>().is_aligned() {
+        return Err(PyValueError::new_err("logits are not aligned to their elements"));
+    }
+    Ok(logits)
+}
+
+/// The elements of [`writable_logits`].
+///
+/// # Safety
+/// Nothing else touches them while the slice lives, which is no longer than the view does.
+#[expect(clippy::mut_from_ref, reason = "the memory is Python's, and the view only names it")]
+unsafe fn elements(logits: &PyBuffer<f32>) -> &mut [f32] {
+    let count = logits.item_count();
+    let start = if count == 0 { std::ptr::dangling_mut() } else { logits.buf_ptr().cast::<f32>() };
+    // SAFETY: the view keeps `count` writable, contiguous and aligned elements where they are, as was checked.
+    unsafe { std::slice::from_raw_parts_mut(start, count) }
+}
+
+/// Run it; where it takes long, other threads of Python get their turn meanwhile.
+fn detached(py: Python<'_>, num_logits: usize, mut compute: impl FnMut() + Send) {
+    if num_logits >= MIN_LOGITS_TO_DETACH {
+        py.detach(compute);
+    } else {
+        compute();
+    }
+}
+
+fn row_options(params: &SamplingParams, uniform: f64) -> RowOptions {
+    RowOptions {
+        temperature: params.temperature,
+        min_p: params.min_p,
+        top_n_sigma: params.top_n_sigma,
+        top_k: params.top_k,
+        top_p: params.top_p,
+        uniform,
+    }
+}
+
+/// The parameters of each row, from a column for each number that is not its default everywhere.
+fn params_of_rows(
+    py: Python<'_>,
+    numbers: &Bound<'_, PyDict>,
+    num_rows: usize,
+) -> PyResult<Vec<SamplingParams>> {
+    let mut params = vec![SamplingParams::default(); num_rows];
+    for (name, array) in numbers {
+        let name: String = name.extract()?;
+        if FLOAT_NAMES.contains(&name.as_str()) {
+            let values = column(py, &name, &array, Some(num_rows))?;
+            for (params, value) in params.iter_mut().zip(values) {
+                if let Some(NumberMut::Float(number)) = params.number_mut(&name) {
+                    *number = value;
+                }
+            }
+        } else if INT_NAMES.contains(&name.as_str()) {
+            let values = column(py, &name, &array, Some(num_rows))?;
+            for (params, value) in params.iter_mut().zip(values) {
+                if let Some(NumberMut::Int(number)) = params.number_mut(&name) {
+                    *number = value;
+                }
+            }
+        } else {
+            return Err(PyValueError::new_err(format!(
+                "numbers has {name}, which is not in SAMPLING_NUMBERS"
+            )));
+        }
+    }
+    Ok(params)
+}
+
+fn column<T: Element>(
+    py: Python<'_>,
+    name: &str,
+    array: &Bound<'_, PyAny>,
+    len: Option<usize>,
+) -> PyResult<Vec<T>> {
+    let view: PyBuffer<T> = native_buffer::<T>(array)
+        .map_err(|error| PyTypeError::new_err(format!("{name} has another dtype: {error}")))?;
+    if view.dimensions() != 1 || len.is_some_and(|len| view.item_count() != len) {
+        let expected = len.map_or_else(|| "[n]".to_owned(), |len| format!("[{len}]"));
+        return Err(PyValueError::new_err(format!(
+            "{name} must have the shape {expected}, got {:?}",
+            view.shape()
+        )));
+    }
+    view.to_vec(py)
+}
+
+/// Rows that are there, each once.
+fn checked_rows(rows: Vec<i64>, num_rows: usize) -> PyResult<Vec<usize>> {
+    let mut is_taken = vec![false; num_rows];
+    rows.into_iter()
+        .map(|row| {
+            let index = usize::try_from(row).ok().filter(|&index| index < num_rows);
+            index.filter(|&index| !std::mem::replace(&mut is_taken[index], true)).ok_or_else(|| {
+                PyValueError::new_err(format!("row {row} is given twice, or is not in 0 to {num_rows} − 1"))
+            })
+        })
+        .collect()
+}
