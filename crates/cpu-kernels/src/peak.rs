@@ -23,7 +23,7 @@ const ROUNDS: usize = 100_000;
 const NUM_TRIALS: usize = 20;
 
 /// Operations per second of all threads together, a multiplication and its addition being two: the best of some trials.
-/// None where the processor has no instruction that adds such products.
+/// None where the processor multiplies no such numbers, several in a lane.
 #[must_use]
 pub fn peak(kind: PeakKind, threads: &Threads) -> Option<f64> {
     let form = form(kind)?;
@@ -57,6 +57,7 @@ fn form(kind: PeakKind) -> Option<Form> {
         PeakKind::Bf16 if instructions::have_avx512_bf16() => of(x86::bf16_avx512, 16, 2),
         PeakKind::Int8 if instructions::have_avx512_vnni() => of(x86::int8_avx512, 16, 4),
         PeakKind::Int8 if instructions::have_avx_vnni() => of(x86::int8_avx, 8, 4),
+        PeakKind::Int8 if instructions::have_avx2() => of(x86::int8_avx2, 8, 4),
         _ => None,
     }
 }
@@ -101,6 +102,11 @@ mod x86 {
             |sum| *sum = _mm512_dpbusd_epi32(*sum, _mm512_set1_epi32(0x0101_0101), _mm512_set1_epi32(0x0101_0101));
         int8_avx: "avx2,avxvnni", _mm256_setzero_si256(),
             |sum| *sum = _mm256_dpbusd_avx_epi32(*sum, _mm256_set1_epi32(0x0101_0101), _mm256_set1_epi32(0x0101_0101));
+        int8_avx2: "avx2", _mm256_set1_epi8(1),
+            |sum| *sum = _mm256_add_epi32(
+                _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), *sum), _mm256_set1_epi16(1)),
+                *sum,
+            );
     }
 
     #[inline]

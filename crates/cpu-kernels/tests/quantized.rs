@@ -273,6 +273,41 @@ fn a_row_alone_has_the_same_bits_as_in_company() {
     }
 }
 
+/// Forms that sum a block in 16 bits have room for it: the largest activations of both signs, for the first two and the last two of
+/// four inputs, with the largest and the smallest weights.
+#[test]
+fn the_largest_sums_of_four_bits_are_right() {
+    let threads = Threads::new(1).unwrap();
+    let halves = |first: i8, last: i8| move |k: usize| if k % 4 < 2 { first } else { last };
+    let pairs = |of: [i8; 3]| of.into_iter().flat_map(move |first| of.map(|last| (first, last)));
+    let x: Vec<Vec<f32>> = pairs([-127, 0, 127])
+        .map(|(first, last)| (0..32).map(halves(first, last)).map(f32::from).collect())
+        .collect();
+    for zeros in [ZeroForm::Middle, ZeroForm::Minimum] {
+        let (scales, least) = (ScaleForm::F32, if zeros == ZeroForm::Middle { -8 } else { 0 });
+        let form = Quantized { bits: 4, group_size: 32, scales, zeros, rounds_activations: true };
+        let rows: Vec<QuantizedRow> = pairs([least, 0, least + 15])
+            .map(|(first, last)| QuantizedRow {
+                numbers: (0..32).map(halves(first, last)).collect(),
+                scales: vec![1.0],
+                offsets: if zeros == ZeroForm::Middle { vec![] } else { vec![3.0] },
+                factors: vec![],
+            })
+            .collect();
+        let case = Case { num_rows: x.len(), outputs: rows.len(), inputs: 32, form, seed: 0 };
+        let expected: Vec<f32> = x.iter().flat_map(|x| rows.iter().map(|row| twin(&case, row, x))).collect();
+        let most = if zeros == ZeroForm::Middle { 127.0 * 8.0 * 32.0 } else { 127.0 * 12.0 * 32.0 };
+        assert!(expected.contains(&most) && expected.contains(&-most), "{expected:?}");
+        for kernel in Kernel::available() {
+            let packed = packed(kernel, &case, &rows, &threads);
+            for num_rows in 1..=x.len() {
+                let found = product(&packed, &x[..num_rows].concat(), num_rows, &threads);
+                assert_eq!(found, expected[..num_rows * rows.len()], "{}, {num_rows} rows", kernel.name());
+            }
+        }
+    }
+}
+
 /// A weight, its scales and zeros take what their bits take.
 #[test]
 fn memory_is_that_of_the_bits() {

@@ -219,24 +219,31 @@ fn widen_f16(bits: u16) -> f32 {
     f32::from_bits(size.to_bits() | u32::from(bits & 0x8000) << 16)
 }
 
-/// Numbers of 16 bits as 32: by the instruction for it where the code is compiled for machines that have it.
+/// Numbers of 16 bits as 32: by the instruction for it, with so many `LANES`, where the code is compiled for machines that have
+/// it; 1: without.
 #[inline(always)]
-fn widen_f16_all<const AVX512: bool, const NEGATED: bool>(mut from: &[u8], mut to: &mut [f32]) {
+fn widen_f16_all<const LANES: usize, const NEGATED: bool>(mut from: &[u8], mut to: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
-    if AVX512 {
+    {
         use std::arch::x86_64::{
-            _mm256_loadu_si256, _mm512_castps_si512, _mm512_cvtph_ps, _mm512_set1_epi32, _mm512_storeu_si512,
-            _mm512_xor_si512,
+            _mm_loadu_si128, _mm256_castps_si256, _mm256_cvtph_ps, _mm256_loadu_si256, _mm256_set1_epi32,
+            _mm256_storeu_si256, _mm256_xor_si256, _mm512_castps_si512, _mm512_cvtph_ps, _mm512_set1_epi32,
+            _mm512_storeu_si512, _mm512_xor_si512,
         };
-        const LANES: usize = 16;
         let sign = if NEGATED { i32::MIN } else { 0 };
-        while from.len() >= 2 * LANES && to.len() >= LANES {
-            // SAFETY: `AVX512` is said where AVX-512 was found alone; both slices are long enough for so many bytes to be read
-            // and numbers written.
+        while LANES > 1 && from.len() >= 2 * LANES && to.len() >= LANES {
+            // SAFETY: 16 lanes are said where AVX-512 was found alone, and 8 where AVX2 with F16C was; both slices are long enough
+            // for so many bytes to be read and numbers written.
             unsafe {
-                let wide = _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast()));
-                let bits = _mm512_xor_si512(_mm512_castps_si512(wide), _mm512_set1_epi32(sign));
-                _mm512_storeu_si512(to.as_mut_ptr().cast(), bits);
+                if LANES == 16 {
+                    let wide = _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast()));
+                    let bits = _mm512_xor_si512(_mm512_castps_si512(wide), _mm512_set1_epi32(sign));
+                    _mm512_storeu_si512(to.as_mut_ptr().cast(), bits);
+                } else {
+                    let wide = _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast()));
+                    let bits = _mm256_xor_si256(_mm256_castps_si256(wide), _mm256_set1_epi32(sign));
+                    _mm256_storeu_si256(to.as_mut_ptr().cast(), bits);
+                }
             }
             (from, to) = (&from[2 * LANES..], &mut to[LANES..]);
         }
@@ -249,7 +256,7 @@ fn widen_f16_all<const AVX512: bool, const NEGATED: bool>(mut from: &[u8], mut t
 
 /// Numbers of one form as 32 bits; with a negative sign for `NEGATED`.
 #[inline(always)]
-fn widen_all<const AVX512: bool, const NEGATED: bool>(form: ScaleForm, from: &[u8], to: &mut [f32]) {
+fn widen_all<const LANES: usize, const NEGATED: bool>(form: ScaleForm, from: &[u8], to: &mut [f32]) {
     let signed = |x: f32| if NEGATED { -x } else { x };
     match form {
         ScaleForm::F32 => {
@@ -263,7 +270,7 @@ fn widen_all<const AVX512: bool, const NEGATED: bool>(form: ScaleForm, from: &[u
             }
         }
         ScaleForm::F16 | ScaleForm::TwoLevel => {
-            widen_f16_all::<AVX512, NEGATED>(from, to);
+            widen_f16_all::<LANES, NEGATED>(from, to);
         }
     }
 }
@@ -274,7 +281,7 @@ fn widen_all<const AVX512: bool, const NEGATED: bool>(form: ScaleForm, from: &[u
 ///
 /// * `from` – the bytes of all of the panel's scales, whose groups lie one after the other.
 #[inline(always)]
-fn make_ready<const AVX512: bool>(
+fn make_ready<const LANES: usize>(
     form: Quantized,
     outputs: usize,
     from: &[u8],
@@ -291,7 +298,7 @@ fn make_ready<const AVX512: bool>(
         for ((level, scales), mins) in levels.zip(scales).zip(mins).take(groups.len() / level_groups) {
             if form.zeros == ZeroForm::Middle {
                 let (upper, factors) = level.split_at(2 * outputs);
-                widen_all::<AVX512, false>(form.scales, upper, &mut large[..outputs]);
+                widen_all::<LANES, false>(form.scales, upper, &mut large[..outputs]);
                 for (factors, scales) in factors.chunks_exact(outputs).zip(scales.chunks_exact_mut(outputs)) {
                     for ((scale, large), factor) in scales.iter_mut().zip(&large).zip(factors) {
                         *scale = large * f32::from(factor.cast_signed());
@@ -301,8 +308,8 @@ fn make_ready<const AVX512: bool>(
             }
             let (upper, factors) = level.split_at(4 * outputs);
             let (large_scales, large_mins) = large[..2 * outputs].split_at_mut(outputs);
-            widen_all::<AVX512, false>(form.scales, &upper[..2 * outputs], large_scales);
-            widen_all::<AVX512, true>(form.scales, &upper[2 * outputs..], large_mins);
+            widen_all::<LANES, false>(form.scales, &upper[..2 * outputs], large_scales);
+            widen_all::<LANES, true>(form.scales, &upper[2 * outputs..], large_mins);
             let parts = scales.chunks_exact_mut(outputs).zip(mins.chunks_exact_mut(outputs));
             for (factors, (scales, mins)) in factors.chunks_exact(2 * outputs).zip(parts) {
                 let (of_scales, of_mins) = factors.split_at(outputs);
@@ -322,7 +329,7 @@ fn make_ready<const AVX512: bool>(
         from.chunks_exact(group_bytes).skip(groups.start).zip(parts).take(groups.len())
     {
         let (of_scales, offsets) = group.split_at(outputs * size);
-        widen_all::<AVX512, false>(form.scales, of_scales, scales);
+        widen_all::<LANES, false>(form.scales, of_scales, scales);
         match form.zeros {
             ZeroForm::Middle => {}
             ZeroForm::Point => {
@@ -330,7 +337,7 @@ fn make_ready<const AVX512: bool>(
                     *min = -(*scale * f32::from(*zero));
                 }
             }
-            ZeroForm::Minimum => widen_all::<AVX512, true>(form.scales, offsets, mins),
+            ZeroForm::Minimum => widen_all::<LANES, true>(form.scales, offsets, mins),
         }
     }
 }
@@ -342,7 +349,7 @@ fn make_ready<const AVX512: bool>(
 /// * `quads` – the panel's, from the first of these inputs on.
 /// * `scales` – of those groups, made ready.
 #[inline(always)]
-fn widen_inputs<const AVX512: bool>(
+fn widen_inputs<const LANES: usize>(
     form: Quantized,
     outputs: usize,
     quads: &[u8],
@@ -400,12 +407,12 @@ macro_rules! for_instructions {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
         fn $as_avx512($($argument: $type),*) {
-            $body::<true>($($argument),*);
+            $body::<16>($($argument),*);
         }
         #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx2,fma")]
+        #[target_feature(enable = "avx2,fma,f16c")]
         fn $as_avx2($($argument: $type),*) {
-            $body::<false>($($argument),*);
+            $body::<8>($($argument),*);
         }
         fn $name($($argument: $type),*) {
             #[cfg(target_arch = "x86_64")]
@@ -416,7 +423,7 @@ macro_rules! for_instructions {
                 // SAFETY: the instructions were found.
                 return unsafe { $as_avx2($($argument),*) };
             }
-            $body::<false>($($argument),*);
+            $body::<1>($($argument),*);
         }
     };
 }

@@ -264,7 +264,11 @@ unsafe fn half_bytes<D: Dot, const ROWS: usize, const BLOCK: usize, const MINS: 
         for r in 1..ROWS {
             sums[r] = [D::half_start(first.add(r * step)); VECTORS];
         }
-        for quads in 0..BLOCK / (2 * QUAD) {
+        let mut pairs = BLOCK / (2 * QUAD);
+        if D::ROLLS_HALVES && ROWS > 2 {
+            pairs = std::hint::black_box(pairs);
+        }
+        for quads in 0..pairs {
             let from = from.wrapping_add(quads * panel * QUAD);
             let mut lower = [D::lower(from); VECTORS];
             let mut upper = [D::upper(from); VECTORS];
