@@ -6,12 +6,12 @@ use scheduler::GrammarSpec;
 
 use crate::matcher::Matcher;
 
-/// Grammars at most, bytes of their texts, and of their matchers. The bytes of matchers are those of their lexers; what the
-/// parser makes of a text is not counted, but grows with it: a list of choices takes twenty times its text, and an object's
-/// optional properties 75 times theirs.
+/// Grammars at most, and what they take.
 const MAX_GRAMMARS: usize = 256;
-const MAX_TEXT_BYTES: usize = 1 << 20;
-const MAX_MATCHER_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
+/// A matcher tells the bytes of its lexer. What the parser has made of a text it does not, but that grows with the text: a
+/// list of choices takes twenty times its text, and an object's optional properties 75 times theirs.
+const BYTES_PER_TEXT_BYTE: usize = 64;
 /// States of a lexer that one request leaves to the next: a tenth of what a request may have, so that whether a grammar
 /// is too complex does not depend on what others found out about it, and each copy is quick.
 const MAX_LEARNT_STATES: usize = 5000;
@@ -20,8 +20,7 @@ const MAX_LEARNT_STATES: usize = 5000;
 #[derive(Default)]
 pub(crate) struct Cache {
     grammars: HashMap<Arc<GrammarSpec>, Entry>,
-    num_text_bytes: usize,
-    num_matcher_bytes: usize,
+    num_bytes: usize,
     clock: u64,
 }
 
@@ -44,16 +43,16 @@ impl Cache {
     /// Remember a grammar; the ones that were not used for longest make room.
     pub(crate) fn put(&mut self, spec: Arc<GrammarSpec>, matcher: Matcher) {
         let Ok(size) = matcher.size() else { return };
+        let num_bytes = size.num_bytes + BYTES_PER_TEXT_BYTE * spec.text.len();
+        let num_states = size.num_states;
         self.clock += 1;
         self.remove(&spec);
-        self.num_text_bytes += spec.text.len();
-        self.num_matcher_bytes += size.num_bytes;
-        let (num_bytes, num_states) = (size.num_bytes, size.num_states);
+        if num_bytes > MAX_BYTES {
+            return; // the others stay
+        }
+        self.num_bytes += num_bytes;
         self.grammars.insert(spec, Entry { matcher, num_bytes, num_states, used: self.clock });
-        while self.grammars.len() > MAX_GRAMMARS
-            || self.num_text_bytes > MAX_TEXT_BYTES
-            || self.num_matcher_bytes > MAX_MATCHER_BYTES
-        {
+        while self.grammars.len() > MAX_GRAMMARS || self.num_bytes > MAX_BYTES {
             let oldest =
                 self.grammars.iter().min_by_key(|(_, entry)| entry.used).map(|(spec, _)| spec.clone());
             let Some(oldest) = oldest else { return };
@@ -75,8 +74,7 @@ impl Cache {
 
     fn remove(&mut self, spec: &GrammarSpec) {
         if let Some(entry) = self.grammars.remove(spec) {
-            self.num_text_bytes -= spec.text.len();
-            self.num_matcher_bytes -= entry.num_bytes;
+            self.num_bytes -= entry.num_bytes;
         }
     }
 }
@@ -87,7 +85,7 @@ mod tests {
 
     use scheduler::{GrammarKind, GrammarSpec};
 
-    use super::{Cache, MAX_GRAMMARS, MAX_TEXT_BYTES};
+    use super::{BYTES_PER_TEXT_BYTE, Cache, MAX_BYTES, MAX_GRAMMARS};
     use crate::check::matcher_of_bytes;
 
     fn spec(text: &str) -> GrammarSpec {
@@ -118,12 +116,19 @@ mod tests {
     fn long_texts_make_room_too() {
         let mut cache = Cache::default();
         put(&mut cache, "short");
-        put(&mut cache, &"a".repeat(MAX_TEXT_BYTES / 2));
+        // Two fit but for what their lexers take.
+        let half = MAX_BYTES / BYTES_PER_TEXT_BYTE / 2;
+        put(&mut cache, &"a".repeat(half));
         assert!(has(&mut cache, "short"));
-        put(&mut cache, &"b".repeat(MAX_TEXT_BYTES / 2));
+        put(&mut cache, &"b".repeat(half));
         assert!(has(&mut cache, "short"));
-        assert!(!has(&mut cache, &"a".repeat(MAX_TEXT_BYTES / 2)));
-        assert_eq!(cache.num_text_bytes, MAX_TEXT_BYTES / 2 + "short".len());
+        assert!(!has(&mut cache, &"a".repeat(half)));
+        let of_texts = (half + "short".len()) * BYTES_PER_TEXT_BYTE;
+        let of_lexers = cache.num_bytes - of_texts;
+        assert!(0 < of_lexers && of_lexers < MAX_BYTES / 100, "{of_lexers}");
+        put(&mut cache, &"c".repeat(2 * half + 1));
+        assert_eq!(cache.num_bytes, of_texts + of_lexers, "one that takes too much by itself moves no other");
+        assert!(!has(&mut cache, &"c".repeat(2 * half + 1)));
     }
 
     #[test]

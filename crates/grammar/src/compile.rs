@@ -26,13 +26,13 @@ const WHITESPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
 /// # Errors
 /// Why it cannot be enforced.
 pub(crate) fn compile(spec: &GrammarSpec, factory: &ParserFactory) -> Result<Matcher, GrammarError> {
-    let grammar = grammar_of(spec)?;
-    let mut matcher = begin(grammar.clone(), factory)?;
+    // Read again where it is needed again: kept meanwhile it would take as much as the compiler makes of it.
+    let mut matcher = begin(grammar_of(spec)?, factory)?;
     let mut mask = matcher.mask();
     if matcher.has_failed() && factory.tok_env().tokenize_is_canonical() {
         // More has to follow than can be followed at once: token by token it is.
         let pieces: TokEnv = Arc::new(Pieces(factory.tok_env().tok_trie().clone()));
-        matcher = begin(grammar, &quiet_factory(&pieces, &[], limits())?)?;
+        matcher = begin(grammar_of(spec)?, &quiet_factory(&pieces, &[], limits())?)?;
         mask = matcher.mask();
     }
     // Where nothing is left to say, the library has stopped already; a mask tells whether there is a first token.
