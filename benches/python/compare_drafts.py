@@ -1,9 +1,11 @@
 r"""rustvllm with drafts against other engines with theirs, on the CPU: the same model, the same texts, by turns.
 
 The model has the shape of GPT-2 small and is made so that it says given texts (``scripted_text.py``), each from a place
-of its own on, so what an engine answers is known and checked; before its place a prompt has ids at random. Each engine
-is a process of its own (``engines/``); while one is measured the others are stopped. A name may have a number of drafts
-behind a ``-``; ``off`` is without drafts. Measured is the time of the whole answers less that of their first tokens.
+of its own on, so what an engine answers is known and checked; before its place a prompt has ids at random. The text
+``edited`` is out of this clone's history: a model says that of the commit at which it was made, which is kept with
+it. Each engine is a process of its own (``engines/``); while one is measured the others are stopped. A name may have a
+number of drafts behind a ``-``; ``off`` is without drafts. Measured is the time of the whole answers less that of their
+first tokens.
 
     python benches/python/compare_drafts.py --prepare --text repeating --model scripted
     ov/bin/optimum-cli export openvino --model scripted --task text-generation-with-past --weight-format fp32 \
@@ -15,8 +17,10 @@ behind a ``-``; ``off`` is without drafts. Measured is the time of the whole ans
 """
 
 import argparse
+import json
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -25,12 +29,14 @@ from typing import Any
 
 from bench_report import new_report, publish
 from compare_offline import DATA, Engine, end_on_signals, environment_of, vocab_size_of
-from scripted_text import NUM_IDS, STAGGER, Text, texts, use_tokenizer
+from scripted_text import NUM_IDS, ROOT, STAGGER, Text, texts, use_tokenizer
 from tiny_checkpoint import write_gpt2_small
 
 OURS = {"method": "auto", "suffix_decoding_max_cached_requests": 0}
 """No answer is a draft of another one: each turn asks the same."""
 NUM_POSITIONS = 1024
+MADE_OF = "script.json"
+"""Of a model that was made here: what it says, and of which commit the texts are."""
 
 
 def drafts_of(name: str) -> dict[str, Any] | None:
@@ -91,6 +97,31 @@ def make_scenes(args: argparse.Namespace) -> dict[str, Scene]:
     return scenes
 
 
+def commit() -> str:
+    """The commit of this clone; empty: it is none."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def check_script(model: Path, script: list[int], asked: str) -> None:
+    """End unless a model that was made before says these texts.
+
+    Args:
+        model: Its folder; one without a note of what it says is taken as it is.
+        script: What it should say.
+        asked: The texts and their length, in words.
+    """
+    if not (model / MADE_OF).exists():
+        return
+    made = json.loads((model / MADE_OF).read_text(encoding="utf-8"))
+    if made["script"] != script:
+        raise SystemExit(
+            f"{model} was made at commit {made['commit'] or 'unknown'} to say {made['asked']}, which is not what "
+            f"{asked} is at commit {commit() or 'unknown'}: edits are those of the clone's history. Ask for the same "
+            "at the same commit, or make the model anew with --prepare in another folder and convert it again"
+        )
+
+
 def measure(engines: dict[str, Engine], scene: Scene, num_streams: int, turns: int) -> dict[str, Any]:
     """Tokens per second of each engine, by turns; the first warms up."""
     speeds: dict[str, list[float]] = {}
@@ -134,9 +165,13 @@ def main() -> None:
     scenes = make_scenes(args)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = args.model or Path(folder) / "scripted"
+        script = [token_id for scene in scenes.values() for token_id in scene.script()]
+        asked = f"--text {' '.join(args.text)} --tokens {args.tokens} --streams {' '.join(map(str, args.streams))}"
         if not (model / "config.json").exists():
-            script = [token_id for scene in scenes.values() for token_id in scene.script()]
             write_gpt2_small(model, args.tokenizer, num_positions=NUM_POSITIONS, script=script)
+            made = {"commit": commit(), "asked": asked, "script": script}
+            (model / MADE_OF).write_text(json.dumps(made), encoding="utf-8")
+        check_script(model, script, asked)
         if args.prepare:
             return
         engines: dict[str, Engine] = {}

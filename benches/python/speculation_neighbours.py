@@ -2,9 +2,10 @@
 
     python benches/python/speculation_neighbours.py --output-json report.json
 
-Three scenes over the model of ``speculation.py``: 31 streams that repeat nothing next to one that repeats itself (time
+Four scenes over the model of ``speculation.py``: 31 streams that repeat nothing next to one that repeats itself (time
 between their tokens), a prompt of 8,192 tokens that arrives next to four streams that repeat themselves (its time to
-the first token), and a pool of which streams that repeat themselves need 95 % or 110 % at their end (preemptions).
+the first token), prompts of 128 tokens that arrive one after the other, at any time within a step, next to eight (the
+same), and a pool of which streams that repeat themselves need 95 % or 110 % at their end (preemptions).
 """
 
 import argparse
@@ -25,6 +26,8 @@ REPEATED_FROM = 640
 """Where the text that repeats itself begins: no other stream gets so far."""
 LONG_PROMPT, NUM_DECODING = 8192, 4
 NUM_POSITIONS = LONG_PROMPT + 256
+NUM_REPEATING, NEWCOMER_LEN = 8, 128
+NUM_NEWCOMERS, STEPS_BETWEEN = 8, 3
 BLOCK_SIZE = 16
 
 
@@ -154,6 +157,63 @@ def prompt_next_to_drafts(folder: Path, rounds: int) -> dict[str, Any]:
     }
 
 
+def newcomer_next_to_drafts(folder: Path, rounds: int) -> dict[str, Any]:
+    """Milliseconds from a short prompt's arrival to its first token: half of the step that runs then, and what follows.
+
+    A long step is met more often than a short one, so each counts by its length.
+    """
+    engines = make_engines(folder, max_num_seqs=NUM_REPEATING + 1, max_model_len=1536)
+    met: dict[str, list[float]] = {name: [] for name in engines}
+    waits: dict[str, list[float]] = {name: [] for name in engines}
+    firsts: dict[str, list[float]] = {name: [] for name in engines}
+    for turn in range(-1, rounds):
+        loop = repeating(turn + 1, 1480)
+        source = random.Random(turn)
+        newcomers = [[source.randrange(NUM_IDS) for _ in range(NEWCOMER_LEN)] for _ in range(NUM_NEWCOMERS)]
+        for engine in engines.values():
+            engine.say(loop.script())
+            prompts: list[dict[str, Any]] = [
+                {"prompt_token_ids": loop.of_stream(stream), "cache_salt": f"{turn} {stream}"}
+                for stream in range(NUM_REPEATING)
+            ]
+            engine.begin(prompts, [1400] * NUM_REPEATING)
+            for _ in range(2 * STEPS_BETWEEN):
+                engine.step()
+        lengths: dict[str, list[float]] = {name: [] for name in engines}
+        ttfts: dict[str, list[float]] = {name: [] for name in engines}
+        for number, newcomer in enumerate(newcomers):
+            for name, engine in engines.items():
+                for _ in range(STEPS_BETWEEN - 1):
+                    engine.step()
+                before = engine.wall
+                engine.step()
+                lengths[name].append(engine.wall - before)
+                began = engine.wall
+                engine.add({"prompt_token_ids": newcomer, "cache_salt": f"{turn} new {number}"}, 1)
+                while not engine.token_ids[-1]:
+                    engine.step()
+                ttfts[name].append(engine.wall - began)
+        for name, engine in engines.items():
+            if any(len(ids) >= 1400 for ids in engine.token_ids[:NUM_REPEATING]):
+                raise SystemExit(f"{name}: the streams ended before the last newcomer came")
+            engine.drop()
+            if turn < 0:
+                continue
+            pairs = list(zip(lengths[name], ttfts[name], strict=True))
+            waits[name].append(1e3 * sum(step * (step / 2 + ttft) for step, ttft in pairs) / sum(lengths[name]))
+            met[name].append(1e3 * statistics.median(lengths[name]))
+            firsts[name].append(1e3 * statistics.median(ttfts[name]))
+    ratios = [with_ / without for with_, without in zip(waits["with"], waits["without"], strict=True)]
+    return {
+        "ttft_ms": {name: round(statistics.median(values), 1) for name, values in waits.items()},
+        "step_that_runs_ms": {name: round(statistics.median(values), 1) for name, values in met.items()},
+        "from_its_end_on_ms": {name: round(statistics.median(values), 1) for name, values in firsts.items()},
+        "ratio": round(statistics.median(ratios), 3),
+        "ratios": [round(value, 3) for value in ratios],
+        "counted": engines["with"].counters(),
+    }
+
+
 def pool_nearly_full(folder: Path, rounds: int) -> dict[str, Any]:
     """Preemptions of 16 streams that repeat themselves, in pools that they fill to 95 % and to 110 %."""
     num_streams, num_tokens = 16, 160
@@ -188,6 +248,7 @@ def pool_nearly_full(folder: Path, rounds: int) -> dict[str, Any]:
 SCENES = {
     "next to one that repeats": next_to_one_that_repeats,
     "prompt next to drafts": prompt_next_to_drafts,
+    "newcomer next to drafts": newcomer_next_to_drafts,
     "pool nearly full": pool_nearly_full,
 }
 

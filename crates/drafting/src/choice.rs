@@ -2,11 +2,11 @@
 
 use crate::{
     costs::{StepCosts, last_of_class},
-    estimate::Belief,
+    likeliest::{Candidate, Likeliest},
 };
 
-/// What drafts must gain over none, as a factor of tokens per second: chance must not choose them. One among many rows
-/// that have none gains less, and so never runs: what it was measured to cost them was more than it was believed to.
+/// What drafts must gain over none, as a factor of tokens per second of the rows that have some: chance must not choose
+/// them.
 const LEAST_GAIN: f32 = 1.03;
 
 /// How much longer a token of any row may take than without drafts, as a factor.
@@ -15,18 +15,11 @@ const MOST_DELAY: f32 = 1.03;
 /// How much longer a token of a row without drafts may take in one step.
 const OTHERS_DELAY: f32 = 1.025;
 
-/// The drafts that were found for one row.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Candidate {
-    /// The row's place in the step.
-    pub index: u32,
-    /// How many were found; afterwards how many are to run.
-    pub num_drafts: u32,
-    /// How likely they are.
-    pub belief: Belief,
-    /// Steps by which the row may come later, out of what its drafts saved it before.
-    pub credit: f32,
-}
+/// Sizes of step that are tried at most, the most promising first. Nearly always the first one will do.
+const MOST_TRIES: usize = 8;
+
+/// Tokens per second that are given up at most, as a share, so that a step is over sooner for who comes meanwhile.
+const LEAST_SHARE: f32 = 0.93;
 
 /// A step without drafts.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -41,40 +34,28 @@ pub struct PlainStep {
     pub credit: f32,
     /// Whether these rows may come a little later though they have saved nothing.
     pub is_patient: bool,
+    /// What it may take with drafts before a request that comes meanwhile notices (ns).
+    pub unnoticed_ns: f32,
 }
 
-/// A draft in 64 bits that sort as drafts are wanted: the likeliest to be reached and right first, then the first ones
-/// of their rows, then by candidate. A row's drafts stay in their order, so what is chosen of each is a prefix.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Draft(u64);
-
-/// Bits of a candidate's index: more than rows that a step may have.
-const CANDIDATE_BITS: u32 = 24;
-
-impl Draft {
-    fn new(survival: f32, depth: u32, candidate: u32) -> Self {
-        // Of numbers that are not negative the bits are in the order of the numbers.
-        let key = u64::from(!survival.to_bits()) << 32;
-        Self(key | u64::from(depth & 0xff) << CANDIDATE_BITS | u64::from(candidate))
-    }
-
-    fn survival(self) -> f32 {
-        f32::from_bits(!((self.0 >> 32) as u32))
-    }
-
-    fn candidate(self) -> usize {
-        (self.0 & ((1 << CANDIDATE_BITS) - 1)) as usize
-    }
+/// A number of drafts that may pay.
+#[derive(Clone, Copy, Debug)]
+struct Edge {
+    num_drafts: u32,
+    /// What a step with so many takes (ns).
+    ns: f32,
+    /// Tokens per nanosecond if the likeliest drafts run, whosever they are: no choice gives more.
+    most_rate: f32,
 }
 
 /// Scratch of a choice.
 #[derive(Clone, Debug, Default)]
 pub struct Chooser {
-    drafts: Vec<Draft>,
-    /// Tokens that each candidate's row is expected to give beyond the one that it gives anyway.
-    gains: Vec<f32>,
-    /// Numbers of drafts that may pay, and what a step with so many takes (ns).
-    edges: Vec<(u32, f32)>,
+    likeliest: Likeliest,
+    edges: Vec<Edge>,
+    /// By candidate: the drafts that it must have so as not to wait too long, and those that it has.
+    needed: Vec<u32>,
+    chosen: Vec<u32>,
 }
 
 impl Chooser {
@@ -82,80 +63,159 @@ impl Chooser {
     /// per second, if that is enough more than without, and no row's next token is expected noticeably later than
     /// without, but for what its drafts saved it before.
     pub fn choose(&mut self, costs: &StepCosts, plain: PlainStep, candidates: &mut [Candidate]) {
-        let num_chosen = self.count(costs, plain, candidates);
+        let best = self.find(costs, plain, candidates);
         for candidate in candidates.iter_mut() {
             candidate.num_drafts = 0;
         }
-        for draft in &self.drafts[..num_chosen] {
-            candidates[draft.candidate()].num_drafts += 1;
+        let Some(edge) = best else { return };
+        for (candidate, &num_drafts) in candidates.iter_mut().zip(&self.chosen) {
+            candidate.num_drafts = num_drafts;
         }
+        debug_assert_eq!(self.chosen.iter().sum::<u32>(), edge.num_drafts, "the size that was priced");
     }
 
-    /// Sort the drafts, likeliest first; returns how many of them pay.
-    fn count(&mut self, costs: &StepCosts, plain: PlainStep, candidates: &[Candidate]) -> usize {
-        self.drafts.clear();
-        let others = if plain.num_rows as usize <= candidates.len() { f32::INFINITY } else { plain.credit };
-        let (mut best, mut best_rate) = (0, LEAST_GAIN * plain.num_rows as f32 / plain.ns);
-        self.find_edges(costs, plain, candidates, others);
-        let Some(&(most, _)) = self.edges.last() else { return 0 };
-        self.sort(candidates, most as usize);
-        self.gains.clear();
-        self.gains.resize(candidates.len(), 0.0);
-        let mut expected_tokens = plain.num_rows as f32;
-        let mut done = 0;
-        for &(edge, ns) in &self.edges {
-            for draft in &self.drafts[done..edge as usize] {
-                expected_tokens += draft.survival();
-                self.gains[draft.candidate()] += draft.survival();
-            }
-            done = edge as usize;
-            let rate = expected_tokens / ns;
-            if rate <= best_rate {
-                continue;
-            }
-            let delays =
-                candidates.iter().zip(&self.gains).map(|(row, gain)| MOST_DELAY * (1.0 + gain) + row.credit);
-            if ns <= plain.ns * delays.fold(f32::INFINITY, f32::min) {
-                (best, best_rate) = (done, rate);
+    /// The number of drafts that pays most; `chosen` says whose. None: they do not pay.
+    fn find(&mut self, costs: &StepCosts, plain: PlainStep, candidates: &[Candidate]) -> Option<Edge> {
+        self.likeliest.find(candidates);
+        self.find_edges(costs, plain, candidates);
+        let most = self.edges.last()?.num_drafts;
+        self.likeliest.sort(most);
+        self.rate_edges(plain, candidates);
+        let (mut best, mut best_rate, mut is_shared_out) = (None, 0.0, false);
+        for _ in 0..MOST_TRIES {
+            let Some((index, edge)) = self.most_promising().filter(|(_, edge)| edge.most_rate > best_rate)
+            else {
+                break;
+            };
+            self.edges.swap_remove(index);
+            let rate = self.share_out(edge, plain, candidates);
+            is_shared_out = rate.is_some_and(|rate| rate > best_rate);
+            if is_shared_out {
+                (best, best_rate) = (Some(edge), rate.unwrap_or(best_rate));
             }
         }
-        best
+        let best = best?;
+        if best.ns > plain.unnoticed_ns {
+            if let Some(shorter) = self.shorten(best, best_rate, plain, candidates) {
+                return Some(shorter);
+            }
+            is_shared_out = false;
+        }
+        if !is_shared_out {
+            self.share_out(best, plain, candidates)?;
+        }
+        Some(best)
+    }
+
+    /// Of the sizes that are left the one whose likeliest drafts give the most tokens per second.
+    fn most_promising(&self) -> Option<(usize, Edge)> {
+        let edges = self.edges.iter().copied().enumerate();
+        edges.max_by(|(_, one), (_, other)| one.most_rate.total_cmp(&other.most_rate))
+    }
+
+    /// The shortest step that gives nearly the tokens per nanosecond of the best, but no shorter than need be.
+    fn shorten(
+        &mut self,
+        best: Edge,
+        best_rate: f32,
+        plain: PlainStep,
+        candidates: &[Candidate],
+    ) -> Option<Edge> {
+        let least_rate = LEAST_SHARE * best_rate;
+        self.edges.retain(|edge| edge.ns < best.ns && edge.most_rate >= least_rate);
+        self.edges.sort_unstable_by_key(|edge| edge.num_drafts);
+        let num_unnoticed = self.edges.iter().filter(|edge| edge.ns <= plain.unnoticed_ns).count();
+        let edges = self.edges.split_off(num_unnoticed.saturating_sub(1));
+        edges
+            .into_iter()
+            .take(MOST_TRIES)
+            .find(|&edge| self.share_out(edge, plain, candidates).is_some_and(|rate| rate >= least_rate))
     }
 
     /// One draft more costs nothing but where the next class of sizes begins. Of these numbers of drafts those that
-    /// could pay if all were as likely as the likeliest, and that do not keep rows without drafts waiting.
-    fn find_edges(&mut self, costs: &StepCosts, plain: PlainStep, candidates: &[Candidate], others: f32) {
+    /// could pay if all were as likely as the likeliest, and that do not keep rows waiting: rows without drafts, and
+    /// those that would be too late with all of theirs.
+    fn find_edges(&mut self, costs: &StepCosts, plain: PlainStep, candidates: &[Candidate]) {
         self.edges.clear();
         let total: u32 = candidates.iter().map(|candidate| candidate.num_drafts).sum();
         let likeliest = candidates.iter().map(|candidate| candidate.belief.acceptance()).fold(0.0, f32::max);
+        let mut others = if plain.is_patient { OTHERS_DELAY } else { 1.0 };
+        others += if plain.num_rows as usize <= candidates.len() { f32::INFINITY } else { plain.credit };
+        let latest = candidates.iter().zip(self.likeliest.gains());
+        let latest = latest.map(|(row, gain)| MOST_DELAY * (1.0 + gain) + row.credit).fold(others, f32::min);
         let (num_rows, mut edge, mut least_ns) = (plain.num_rows as f32, 0, plain.ns);
-        let others = others + if plain.is_patient { OTHERS_DELAY } else { 1.0 };
         while edge < total {
             edge = total.min(last_of_class(plain.num_tokens + edge + 1) - plain.num_tokens);
             let Some(ns) = costs.expected(plain.num_tokens + edge) else { continue };
             // More tokens take no less time, whatever was measured: chance must not choose a size.
             let ns = ns.max(least_ns);
             least_ns = ns;
-            let rate = (num_rows + likeliest * edge as f32) / ns;
-            if rate > LEAST_GAIN * num_rows / plain.ns && ns <= plain.ns * others {
-                self.edges.push((edge, ns));
+            if ns > plain.ns * latest {
+                break;
+            }
+            if (num_rows + likeliest * edge as f32) / ns > num_rows / plain.ns {
+                self.edges.push(Edge { num_drafts: edge, ns, most_rate: 0.0 });
             }
         }
     }
 
-    /// The `most` likeliest drafts, in their order.
-    fn sort(&mut self, candidates: &[Candidate], most: usize) {
-        for (index, candidate) in candidates.iter().enumerate() {
-            let mut survival = 1.0;
-            for depth in 0..candidate.num_drafts {
-                survival *= candidate.belief.acceptance_after(depth);
-                self.drafts.push(Draft::new(survival, depth, index as u32));
+    /// Say of each size what it gives at most, and drop those that gain too little.
+    fn rate_edges(&mut self, plain: PlainStep, candidates: &[Candidate]) {
+        let num_rows = plain.num_rows as f32;
+        let num_drafting = candidates.len() as f32;
+        let (mut done, mut expected) = (0, 0.0);
+        let drafts = self.likeliest.sorted();
+        self.edges.retain_mut(|edge| {
+            let new = &drafts[done..edge.num_drafts as usize];
+            expected += new.iter().map(|draft| draft.survival).sum::<f32>();
+            done = edge.num_drafts as usize;
+            edge.most_rate = (num_rows + expected) / edge.ns;
+            let gain = |rows: f32| (rows + expected) * plain.ns / (rows * edge.ns);
+            gain(num_drafting) >= LEAST_GAIN && gain(num_rows) > 1.0
+        });
+    }
+
+    /// Share out the drafts of a step of this size: to each row so many that its next token is not too late, and the
+    /// rest to the likeliest. Returns the tokens per nanosecond; `None`: that cannot be, or gains too little.
+    fn share_out(&mut self, edge: Edge, plain: PlainStep, candidates: &[Candidate]) -> Option<f32> {
+        let Edge { num_drafts, ns, .. } = edge;
+        let (mut left, mut expected) = (num_drafts, 0.0);
+        self.needed.clear();
+        for candidate in candidates {
+            let least = (ns / plain.ns - candidate.credit) / MOST_DELAY - 1.0;
+            let (mut needed, mut gain, mut survival) = (0, 0.0, 1.0);
+            while gain < least {
+                if needed == candidate.num_drafts.min(left) {
+                    return None;
+                }
+                survival *= candidate.belief.acceptance_after(needed);
+                gain += survival;
+                needed += 1;
             }
+            left -= needed;
+            expected += gain;
+            self.needed.push(needed);
         }
-        if most < self.drafts.len() {
-            self.drafts.select_nth_unstable(most);
-            self.drafts.truncate(most);
+        self.chosen.clear();
+        self.chosen.resize(candidates.len(), 0);
+        for draft in self.likeliest.sorted() {
+            let candidate = draft.candidate as usize;
+            if self.chosen[candidate] >= self.needed[candidate] {
+                if left == 0 {
+                    continue;
+                }
+                left -= 1;
+                expected += draft.survival;
+            }
+            self.chosen[candidate] += 1;
         }
-        self.drafts.sort_unstable();
+        // Those that are needed may be less likely than all that were sorted.
+        for (chosen, &needed) in self.chosen.iter_mut().zip(&self.needed) {
+            *chosen = needed.max(*chosen);
+        }
+        let (num_rows, num_drafting) = (plain.num_rows as f32, candidates.len() as f32);
+        let gain = |rows: f32| (rows + expected) * plain.ns / (rows * ns);
+        let pays = left == 0 && gain(num_drafting) >= LEAST_GAIN && gain(num_rows) > 1.0;
+        pays.then_some((num_rows + expected) / ns)
     }
 }

@@ -6,11 +6,12 @@ use crate::{
     archive::Archive,
     beliefs::Beliefs,
     brake::Brake,
-    choice::{Candidate, Chooser, PlainStep},
+    choice::{Chooser, PlainStep},
     config::{DrafterConfig, DraftingMethod},
     costs::StepCosts,
     credit::Credit,
     history::History,
+    likeliest::Candidate,
 };
 
 /// After so many steps for which no draft was worth it, steps may overlap until one would be.
@@ -18,6 +19,41 @@ const PATIENCE: u32 = 8;
 
 /// So many steps with guesses of a second model show what they take: the first of them also loads what it needs.
 const TRIALS: u64 = 4;
+
+/// So many times as late as without drafts the first token of a request may come that comes while a step runs.
+const MOST_DELAY_OF_NEW: f32 = 1.1;
+
+/// Half of a step of so long (ns) is not noticed, however soon the first token comes otherwise.
+const UNNOTICED_NS: f32 = 30e6;
+
+/// What the first token of a request takes from the step on that has its prompt, or a part of that.
+#[derive(Clone, Copy, Debug, Default)]
+struct Newcomers {
+    ns: f32,
+    count: u32,
+}
+
+impl Newcomers {
+    /// A step with prompts took so long.
+    fn measure(&mut self, ns: u64) {
+        let ns = ns as f32;
+        self.count = self.count.saturating_add(1);
+        self.ns = match self.count {
+            1 => ns,
+            2 => ns.min(self.ns), // The first step of an engine is slow.
+            _ => self.ns + (ns - self.ns) / 8.0,
+        };
+    }
+
+    /// How long a step may take (ns) that takes `plain_ns` without drafts: who comes waits for half of it, and then for
+    /// the first token.
+    fn unnoticed_ns(self, plain_ns: f32) -> f32 {
+        if self.count == 0 {
+            return f32::INFINITY;
+        }
+        UNNOTICED_NS.max(MOST_DELAY_OF_NEW * plain_ns + 2.0 * (MOST_DELAY_OF_NEW - 1.0) * self.ns)
+    }
+}
 
 /// What steps take, by what kind of step it is.
 #[derive(Debug, Default)]
@@ -107,6 +143,7 @@ pub struct Drafter {
     archive: Option<Archive>,
     beliefs: Beliefs,
     costs: DraftingCosts,
+    newcomers: Newcomers,
     brake: Brake,
     chooser: Chooser,
     round: Round,
@@ -145,6 +182,7 @@ impl Drafter {
                 with_model: matches!(config.method, DraftingMethod::Model).then(StepCosts::default),
                 ..DraftingCosts::default()
             },
+            newcomers: Newcomers::default(),
             brake: Brake::default(),
             chooser: Chooser::default(),
             round: Round::default(),
@@ -247,7 +285,8 @@ impl Drafter {
         let is_looked_at = self.num_others + self.candidates.len() as u32 >= num_rows;
         let credit = if is_looked_at { self.others_credit } else { 0.0 };
         let is_patient = self.are_patient && (is_looked_at || self.unseen.is_patient());
-        let plain = PlainStep { num_rows, num_tokens, ns, credit, is_patient };
+        let unnoticed_ns = self.newcomers.unnoticed_ns(ns);
+        let plain = PlainStep { num_rows, num_tokens, ns, credit, is_patient, unnoticed_ns };
         self.chooser.choose(self.costs.with_drafts(self.round), plain, &mut self.candidates);
     }
 
@@ -303,6 +342,9 @@ impl Drafter {
             && let Some(plain_ns) = self.costs.plain_ns(round)
         {
             self.brake.observe(num_generated, ns, num_sampled, plain_ns);
+        }
+        if round.has_prompts() {
+            self.newcomers.measure(ns);
         }
         let has_drafts = num_tokens > round.num_tokens;
         match &mut self.costs.with_model {

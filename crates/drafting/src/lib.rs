@@ -23,7 +23,7 @@
 //! | `history.rs`, `estimate.rs` | what a request's drafts are made of; how often they are right |
 //! | `beliefs.rs` | what is believed of a request before it was seen, from what others' first drafts were worth |
 //! | `drafter.rs` | all requests of a step together |
-//! | `costs.rs`, `choice.rs`, `brake.rs` | what a step takes; which drafts pay; when to stop for a while |
+//! | `costs.rs`, `choice.rs`, `likeliest.rs`, `brake.rs` | what a step takes; which drafts pay, the likeliest first; when to stop for a while |
 //! | `credit.rs` | how long a row may wait for its neighbours' drafts, after what its own saved it |
 
 #![forbid(unsafe_code)]
@@ -38,6 +38,7 @@ mod credit;
 mod drafter;
 mod estimate;
 mod history;
+mod likeliest;
 mod matches;
 mod ngram;
 mod prediction;
@@ -46,12 +47,13 @@ mod suffix;
 pub use archive::Archive;
 pub use beliefs::Beliefs;
 pub use brake::Brake;
-pub use choice::{Candidate, Chooser, PlainStep};
+pub use choice::{Chooser, PlainStep};
 pub use config::{DrafterConfig, DrafterConfigError, DraftingMethod, MAX_NGRAM_LENGTHS, TokenCap};
 pub use costs::StepCosts;
 pub use drafter::{Drafter, DrafterStats, Round};
 pub use estimate::{Belief, Estimate};
 pub use history::{History, UNKNOWN_GUESS};
+pub use likeliest::Candidate;
 pub use matches::{MAX_MATCH_TOKENS, SuffixLimits};
 pub use ngram::NgramIndex;
 pub use prediction::Prediction;
