@@ -40,6 +40,16 @@ check_platform() {
     fi
 }
 
+# What an environment takes (6.2 GB with torch and its CUDA libraries), what it takes where torch is lent, and what the
+# core's build takes (0.6 GB), each with some room.
+WHOLE_MB=8000
+LENT_MB=2000
+CORE_MB=1000
+
+enough_disk() {
+    scripts/disk_space.sh "$1" "$2" || exit 1
+}
+
 check_rust() {
     local wanted found
     wanted=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
@@ -94,6 +104,7 @@ make_venv() {
     fi
     find_python
     found=$(torch_in_range "$python")
+    enough_disk "$([ -n "$found" ] && echo "$LENT_MB" || echo "$WHOLE_MB")" "the environment $venv"
     if [ -n "$found" ]; then
         say "making $venv with the torch $found of $(command -v "$python")"
         "$python" -m venv --system-site-packages "$venv"
@@ -178,6 +189,7 @@ build_core() {
         && [ -x "$venv/bin/rustvllm" ]; then
         return 0
     fi
+    enough_disk "$CORE_MB" "building the Rust core"
     say "building the Rust core (release)"
     # CI builds the committed lock file; at home cargo may bring it up to date with an edited Cargo.toml.
     VIRTUAL_ENV=$venv_abs PATH=$venv_abs/bin:$PATH PIP_QUIET=1 "$venv/bin/maturin" develop --release ${CI:+--locked} --quiet

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-TOOLS = ["bash", "cat", "cut", "dirname", "env", "flock", "grep", "head", "mkdir", "sed", "sort", "uname"]
+TOOLS = ["bash", "cat", "cut", "dirname", "env", "flock", "grep", "head", "mkdir", "sed", "sort", "tail", "uname"]
 
 
 @pytest.fixture
 def machine(repository: Path, tmp_path: Path) -> Path:
     """A clone's folder with a `bin` that holds a few ordinary tools and a modern Rust, compiler and Python."""
-    for name in ("scripts/setup.sh", "Cargo.toml", "pyproject.toml"):
+    for name in ("scripts/setup.sh", "scripts/disk_space.sh", "Cargo.toml", "pyproject.toml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(repository / name, tmp_path / name)
     (tmp_path / "bin").mkdir()
@@ -24,6 +24,7 @@ def machine(repository: Path, tmp_path: Path) -> Path:
         (tmp_path / "bin" / tool).symlink_to(found)
     for name in ("cargo", "cc"):
         program(tmp_path, name, "exit 0")
+    program(tmp_path, "df", "echo Avail; echo ' 99999M'")
     program(tmp_path, "rustc", "echo 'rustc 9.9.9 (a release from the future)'")
     # Stops the script where it would make the environment.
     program(
@@ -99,6 +100,30 @@ def test_what_is_missing_is_named(machine: Path, change: Callable[[Path], None],
     for word in words:
         assert word in said
     assert not (machine / ".venv").exists()
+
+
+@pytest.mark.parametrize(("available", "status"), [(1999, 1), (2000, 0), (0, 1)])
+def test_a_full_disk_is_refused_with_what_is_needed_and_free(machine: Path, available: int, status: int) -> None:
+    program(machine, "df", f"echo Avail; echo ' {available}M'")
+    done = subprocess.run(
+        [machine / "scripts" / "disk_space.sh", "2000", "a whole run of CI"],
+        env={"PATH": str(machine / "bin")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == status, done.stderr
+    words = f"a whole run of CI needs 2000 MB of free disk space, but {machine} has {available} MB"
+    assert (words in done.stderr) == (status == 1), done.stderr
+
+
+def test_an_environment_is_not_begun_on_a_full_disk(machine: Path) -> None:
+    program(machine, "df", "echo Avail; echo ' 100M'")
+    status, said = setup(machine)
+    assert status == 1, said
+    assert "the environment .venv needs 8000 MB of free disk space" in said
+    assert "reached the end" not in said
 
 
 def test_another_processor_is_warned_about_and_served(machine: Path) -> None:
