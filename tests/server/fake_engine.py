@@ -72,6 +72,7 @@ class FakeEngine:
         aborted: Engine request ids that ended before their time.
         seen: Every request so far, in order.
         sinks: What would take their events.
+        call_readings: What would find the call that ends them.
         queries: Every question about the engine so far, in order.
         query_failure: Raised for every question.
         says: What every sample says, a character a step, in place of letters.
@@ -119,6 +120,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.seen: list[EngineCoreRequest] = []
         self.sinks: list[Any] = []
+        self.call_readings: list[Any] = []
         self.errored = False
         self.heartbeat_age = self.step_age = 0.0
         self.was_shut_down = False
@@ -173,6 +175,7 @@ class FakeEngine:
         arrival_ns: int | None = None,
         tenant: Tenant | None = None,
         lora_request: object = None,
+        ends_after_call: object = None,  # it says all that it has to say
     ) -> "FakeStream":
         self.check_health()
         if self.refuse is not None:
@@ -183,6 +186,7 @@ class FakeEngine:
         )
         self.seen.append(request)
         self.sinks.append(sink)
+        self.call_readings.append(ends_after_call)
         self.running[request_id] = -(-len(request.prompt_token_ids) // BLOCK_SIZE) * request.params.n
         return FakeStream(self, request_id, request)
 

@@ -37,3 +37,24 @@ class Aim(LogitsProcessor):
             if target is not None and index < len(logits):
                 logits[index, target] += 1e4
         return logits
+
+
+class Say(Aim):
+    """Makes an output the tokens that ``says`` lists, and what it likes behind them."""
+
+    @classmethod
+    def validate_params(cls, params):
+        pass
+
+    def update_state(self, batch_update):
+        super().update_state(batch_update)
+        if batch_update is not None:
+            for index, params, _, output_ids in batch_update.added:
+                says = (params.extra_args or {}).get("says")
+                self.targets[index] = None if says is None else (says, output_ids)
+
+    def apply(self, logits):
+        for index, target in self.targets.items():
+            if target is not None and index < len(logits) and len(target[1]) < len(target[0]):
+                logits[index, target[0][len(target[1])]] += 1e4
+        return logits

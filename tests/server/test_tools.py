@@ -93,6 +93,23 @@ async def test_one_call_is_passed_on_where_more_are_not_wanted():
         message, end = await answered(client, tools=TOOLS, parallel_tool_calls=False)
     assert end == "tool_calls"
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["weather"]
+    assert message["content"] == "Let me see.", "nothing behind it either"
+
+
+async def test_an_answer_is_ended_behind_its_first_call_where_no_second_one_is_wanted():
+    async with saying(CALLS) as (client, engine):
+        for stream in (False, True):
+            body = {**HEAD, "stream": stream}
+            await client.post(URL, json={**body, "tools": TOOLS, "parallel_tool_calls": False})
+            await client.post(URL, json={**body, "tools": TOOLS})
+            await client.post(URL, json={**body, "parallel_tool_calls": False})
+            must = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+            await client.post(URL, json={**body, **must})
+    ended, *others = engine.call_readings[::4], *engine.call_readings[1::4], *engine.call_readings[2::4]
+    assert len(engine.call_readings) == 8
+    assert all(isinstance(reading, _core.TurnReading) for reading in ended)
+    assert others == [None] * 4
+    assert engine.call_readings[3::4] == [None] * 2, "its grammar ends it"
 
 
 async def test_a_cut_call_stays_and_the_end_is_length():

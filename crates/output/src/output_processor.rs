@@ -27,6 +27,7 @@ use crate::error::OutputError;
 use crate::logprobs::{LogprobsTracker, PositionLogprobs};
 use crate::stop_checker::{StopChecker, StopStrings};
 use crate::tokenizer::Tokenizer;
+use crate::turn::{CallFinder, TurnReading};
 
 /// How a request's output is turned into text.
 #[derive(Debug, Clone)]
@@ -39,6 +40,8 @@ pub struct OutputOptions {
     pub include_stop_str_in_output: bool,
     /// Stop strings do not count in the text of the first `min_tokens` tokens.
     pub min_tokens: u32,
+    /// It ends behind the first whole call in its text, which is read like this. No earlier than its `min_tokens`.
+    pub ends_after_call: Option<Arc<TurnReading>>,
     /// How its news is taken.
     pub delivery: Delivery,
     /// Its tokens come with log-probabilities; see [`OutputProcessor::add_logprobs`]. Not with [`Delivery::Events`] or
@@ -55,6 +58,7 @@ impl Default for OutputOptions {
             stop: None,
             include_stop_str_in_output: false,
             min_tokens: 0,
+            ends_after_call: None,
             delivery: Delivery::Deltas,
             logprobs: false,
             prompt_logprobs: false,
@@ -124,13 +128,13 @@ pub struct RequestDelta {
 /// What the caller passes on to the engine after a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// A stop string ended a request that the engine still runs.
+    /// A stop string, or its one call, ended a request that the engine still runs.
     Stop(RequestKey),
     /// Why a request ended whose last record is not settled.
     Settle {
         /// Whose end it is.
         key: RequestKey,
-        /// By a stop string; else by its length.
+        /// By a stop string or its one call; else by its length.
         found_stop: bool,
     },
 }
@@ -172,6 +176,7 @@ impl RequestDelta {
 struct TrackedRequest {
     detokenizer: Option<IncrementalDetokenizer>,
     stop_checker: Option<StopChecker>,
+    call_finder: Option<Box<CallFinder>>,
     include_stop_str_in_output: bool,
     min_tokens: u32,
     num_output_tokens: u32,
@@ -202,7 +207,7 @@ pub struct OutputProcessor {
     requests: HashMap<RequestKey, Box<TrackedRequest>>,
     /// Keys whose news can be taken, in the order in which they got them.
     changed: Vec<RequestKey>,
-    /// Requests that a stop string ended, until the engine's last record: it may have come to its length meanwhile.
+    /// Requests that a stop string or their one call ended, until the engine's last record: it may have come to its length meanwhile.
     stopped: HashSet<RequestKey>,
     num_dropped: u64,
     scratch: String,
@@ -222,7 +227,7 @@ impl OutputProcessor {
     /// Expects outputs for a key. The end of the prompt decides the spacing of the output's first token.
     ///
     /// # Errors
-    /// The key is in use; a stop string is empty; stop strings without text.
+    /// The key is in use; a stop string is empty; stop strings or an end behind a call without text.
     pub fn add_request(
         &mut self,
         key: RequestKey,
@@ -235,7 +240,7 @@ impl OutputProcessor {
         let detokenizer = self.tokenizer.as_ref().zip(options.detokenize).map(|(tokenizer, options)| {
             IncrementalDetokenizer::new(Arc::clone(tokenizer), prompt_token_ids, options)
         });
-        if detokenizer.is_none() && options.stop.is_some() {
+        if detokenizer.is_none() && (options.stop.is_some() || options.ends_after_call.is_some()) {
             return Err(OutputError::StopNeedsText);
         }
         let stop_checker =
@@ -243,6 +248,7 @@ impl OutputProcessor {
         let request = TrackedRequest {
             detokenizer,
             stop_checker,
+            call_finder: options.ends_after_call.map(|reading| Box::new(CallFinder::new(&reading))),
             include_stop_str_in_output: options.include_stop_str_in_output,
             min_tokens: options.min_tokens,
             num_output_tokens: 0,
@@ -431,7 +437,7 @@ impl TrackedRequest {
         queues_up
     }
 
-    /// Whether the record's text has come to a stop string.
+    /// Whether the record's text has come to a stop string, or to the end of the one call that it may have.
     fn process(
         &mut self,
         record: &EngineCoreOutput,
@@ -478,15 +484,24 @@ impl TrackedRequest {
             logprobs.advance(scratch);
         }
         let mut found = None;
+        let is_armed = self.min_tokens == 0 || self.num_output_tokens > self.min_tokens;
+        let num_bytes_before = delta.new_text.len();
         match &mut self.stop_checker {
             Some(stop_checker) => {
-                let is_armed = self.min_tokens == 0 || self.num_output_tokens > self.min_tokens;
                 found = stop_checker.push(scratch, is_armed, &mut delta.new_text);
                 if found.is_none() && record.finish_reason.is_some() {
                     stop_checker.finish(&mut delta.new_text);
                 }
             }
             None => delta.new_text.push_str(scratch),
+        }
+        let has_called =
+            self.call_finder.as_mut().is_some_and(|finder| finder.read(&delta.new_text[num_bytes_before..]));
+        // An end for another reason, an error say, stays what it is.
+        let may_end = record.finish_reason.is_none_or(|reason| reason == FinishReason::Length);
+        if found.is_none() && has_called && is_armed && may_end {
+            delta.finish_reason = Some(FinishReason::Stop);
+            return true;
         }
         if let Some(index) = found {
             delta.finish_reason = Some(FinishReason::Stop);

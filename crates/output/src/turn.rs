@@ -10,6 +10,7 @@
 
 mod arguments;
 mod brace_values;
+mod call_finder;
 mod call_syntax;
 mod event;
 mod format;
@@ -25,6 +26,7 @@ mod reasoning;
 mod tool;
 mod xml_values;
 
+pub(crate) use call_finder::CallFinder;
 pub use event::TurnEvent;
 pub use format::{CallIds, TurnFormat};
 pub use grammar::{CallGrammar, GrammarRefusal, Thinking};

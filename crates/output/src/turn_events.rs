@@ -23,6 +23,8 @@ pub struct TurnEvents {
     template: EventTemplate,
     num_calls: u32,
     has_begun: bool,
+    /// The one call that is passed on is whole.
+    has_called: bool,
 }
 
 impl TurnEvents {
@@ -30,10 +32,10 @@ impl TurnEvents {
     #[must_use]
     pub fn new(reading: Arc<TurnReading>, template: EventTemplate) -> Self {
         let parser = reading.parser();
-        Self { reading, parser, template, num_calls: 0, has_begun: false }
+        Self { reading, parser, template, num_calls: 0, has_begun: false, has_called: false }
     }
 
-    /// Calls that have begun.
+    /// Calls that have begun, of which all or the first are passed on.
     #[must_use]
     pub fn num_calls(&self) -> u32 {
         self.num_calls
@@ -61,13 +63,16 @@ impl TurnEvents {
             if let TurnEvent::CallBegin { .. } = event {
                 self.num_calls += 1;
             }
+            if self.has_called {
+                continue;
+            }
             let is_passed_on = match event {
-                TurnEvent::Content(_) => true,
+                TurnEvent::Content(_) | TurnEvent::CallBegin { .. } | TurnEvent::CallArgs(_) => true,
                 TurnEvent::Reasoning(_) => !self.reading.reasoning_fields.is_empty(),
-                TurnEvent::CallBegin { .. } | TurnEvent::CallArgs(_) => {
-                    self.reading.is_parallel || self.num_calls == 1
+                TurnEvent::CallEnd => {
+                    self.has_called = !self.reading.is_parallel;
+                    false
                 }
-                TurnEvent::CallEnd => false,
             };
             if is_passed_on {
                 into.extend_from_slice(self.template.before());

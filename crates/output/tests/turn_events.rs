@@ -6,8 +6,8 @@ mod support;
 use std::sync::Arc;
 
 use output::{
-    Delivery, EventTemplate, News, OutputOptions, OutputProcessor, ReasoningFormat, TurnEvents, TurnFormat,
-    TurnReading,
+    Delivery, EventTemplate, News, OutputOptions, OutputProcessor, ReasoningFormat, StopReason, StopStrings,
+    TurnEvents, TurnFormat, TurnReading, Verdict,
 };
 use scheduler::{EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, RequestKey};
 use serde_json::{Value, json};
@@ -207,4 +207,93 @@ fn a_request_that_is_read_gives_events_to_its_end_and_then_its_calls() {
         (Vec::new(), 1),
         "an error before all else opens no stream"
     );
+}
+
+/// Text of two calls, the first of which is whole with the third token.
+const TWO_CALLS: [&str; 5] = [
+    "So: <tool_call>",
+    "{\"name\": \"f\", \"arguments\": {\"a\": 1}",
+    "}\n</tool_",
+    "call>\n<tool_call>{\"name\": \"g\", ",
+    "\"arguments\": {}}</tool_call> Done.",
+];
+
+fn with_one_call(options: OutputOptions) -> (OutputProcessor, [i32; 5]) {
+    let tokenizer = support::synthetic(&TWO_CALLS.map(str::to_owned), &json!({"type": "Fuse"}));
+    let ids = TWO_CALLS.map(|piece| tokenizer.token_to_id(piece).expect("it is a token") as i32);
+    let mut processor = OutputProcessor::new(Some(tokenizer));
+    let options = OutputOptions { ends_after_call: Some(Arc::new(reading().with_one_call())), ..options };
+    processor.add_request(RequestKey(1), &[], options).expect("new");
+    (processor, ids)
+}
+
+/// How many of the tokens it takes until it wants the request to be stopped.
+fn num_until_stop(processor: &mut OutputProcessor, ids: &[i32]) -> Option<usize> {
+    let stops = |id: &i32| processor.process(&record(*id, None)) == Some(Verdict::Stop(RequestKey(1)));
+    ids.iter().position(stops).map(|place| place + 1)
+}
+
+#[test]
+fn a_request_that_may_have_one_call_is_stopped_behind_it() {
+    let (mut whole, ids) = with_one_call(OutputOptions::default());
+    assert_eq!(num_until_stop(&mut whole, &ids), Some(3));
+    let [end] = &whole.take().deltas[..] else { panic!("one delta") };
+    assert_eq!((end.finish_reason, &end.stop_reason), (Some(FinishReason::Stop), &None));
+    assert_eq!((end.new_token_ids.len(), &*end.new_text), (3, &*TWO_CALLS[..3].concat()));
+    assert_eq!(whole.process(&record(ids[3], None)), None, "what comes after it is dropped");
+
+    let delivery = Delivery::Turn(Box::new(events_of(reading().with_one_call())));
+    let (mut streamed, ids) = with_one_call(OutputOptions { delivery, ..OutputOptions::default() });
+    assert_eq!(num_until_stop(&mut streamed, &ids), Some(3));
+    let news = streamed.take();
+    let message = joined(&deltas(&bytes_of(&news).concat()));
+    assert_eq!(
+        (&*message.content, &message.calls[..]),
+        ("So:", &[["f", "{\"a\": 1}"].map(str::to_owned)][..])
+    );
+    let [end] = &news.deltas[..] else { panic!("one end") };
+    assert_eq!((end.finish_reason, end.num_calls), (Some(FinishReason::Stop), 1));
+}
+
+#[test]
+fn one_call_ends_no_request_before_its_least_tokens_nor_in_place_of_another_end() {
+    let (mut processor, ids) = with_one_call(OutputOptions { min_tokens: 3, ..OutputOptions::default() });
+    assert_eq!(num_until_stop(&mut processor, &ids), Some(4));
+
+    let (mut processor, ids) = with_one_call(OutputOptions::default());
+    assert_eq!(num_until_stop(&mut processor, &ids[..2]), None);
+    processor.process(&record(ids[2], Some(FinishReason::Length)));
+    let [end] = &processor.take().deltas[..] else { panic!("one delta") };
+    assert_eq!(end.finish_reason, Some(FinishReason::Stop), "as a stop string in the last token would");
+
+    let (mut processor, ids) = with_one_call(OutputOptions::default());
+    assert_eq!(num_until_stop(&mut processor, &ids[..2]), None);
+    processor.process(&record(-1, Some(FinishReason::Error)));
+    let [end] = &processor.take().deltas[..] else { panic!("one delta") };
+    assert_eq!(end.finish_reason, Some(FinishReason::Error));
+
+    let (mut stops, ids) = with_one_call(OutputOptions {
+        stop: Some(Arc::new(StopStrings::new(vec!["}}".to_owned()]).expect("texts"))),
+        ..OutputOptions::default()
+    });
+    assert_eq!(num_until_stop(&mut stops, &ids), Some(3));
+    let [end] = &stops.take().deltas[..] else { panic!("one delta") };
+    assert_eq!(
+        end.stop_reason,
+        Some(StopReason::Text("}}".to_owned())),
+        "a stop string that comes sooner is the end"
+    );
+
+    let mut processor = OutputProcessor::new(None);
+    let options = OutputOptions { ends_after_call: Some(Arc::new(reading())), ..OutputOptions::default() };
+    assert!(processor.add_request(RequestKey(1), &[], options).is_err(), "there is no text to be read");
+}
+
+#[test]
+fn where_one_call_is_passed_on_nothing_behind_it_is() {
+    let text = TWO_CALLS.concat();
+    let (all, num_calls) = read(reading(), [&*text]);
+    assert_eq!((&*all.content, all.calls.len(), num_calls), ("So:Done.", 2, 2));
+    let (one, num_calls) = read(reading().with_one_call(), text.split_inclusive(' '));
+    assert_eq!((&*one.content, &one.calls[..], num_calls), ("So:", &all.calls[..1], 2), "both have begun");
 }

@@ -69,6 +69,7 @@ class OutputProcessor:
         at_the_end: bool = False,
         event_template: tuple[bytes, bytes] | None = None,
         turn_reading: TurnReading | None = None,
+        ends_after_call: TurnReading | None = None,
         logprobs: bool = False,
         prompt_logprobs: bool = False,
     ) -> None:
@@ -77,8 +78,9 @@ class OutputProcessor:
         Its news are deltas. With ``at_the_end`` there is one, when it has ended; with ``event_template`` new text comes
         as events, the template's bytes around the text as a JSON string, and everything else with the end. With
         ``turn_reading`` as well the text is read, to its end, and the template's bytes stand around ``,"delta":{…}``
-        of what it says, thinks and calls; the first event of a request may be empty. ``logprobs`` says that its tokens
-        come with log-probabilities, ``prompt_logprobs`` that its prompt has (not with a template).
+        of what it says, thinks and calls; the first event of a request may be empty. With ``ends_after_call`` the
+        request ends behind the first call in its text, which is read like this. ``logprobs`` says that its tokens come
+        with log-probabilities, ``prompt_logprobs`` that its prompt has (not with a template).
         """
     def discard(self, key: int) -> None:
         """Forget a request whose reader has gone; its later outputs are dropped."""

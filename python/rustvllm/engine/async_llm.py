@@ -222,19 +222,21 @@ class AsyncLLM(AdapterMethods):
         arrival_ns: int | None = None,
         tenant: Tenant | None = None,
         lora_request: LoRARequest | None = None,
+        ends_after_call: _core.TurnReading | None = None,
     ) -> RequestStream:
         """Hand a request to the engine at once and return its outputs; arguments and errors as for :meth:`generate`.
 
         Whatever is wrong with the request is raised here, before anything was yielded. With ``sink`` new text goes
         there as rendered events, straight from the event loop's callback, and the outputs hold each sample's end.
         ``arrival_ns`` is when the request came in (nanoseconds of CLOCK_MONOTONIC; None: now), from which its
-        latencies count.
+        latencies count. With ``ends_after_call`` a sample is read like this, and ends behind its first call of a tool.
         """
         if lora_request is not None:
             await self.add_lora(lora_request)
         request = await self.input_processor.process_off_loop(
             prompt, params, priority, arrival_ns=arrival_ns, tenant=tenant
         )
+        request = replace(request, ends_after_call=ends_after_call) if ends_after_call is not None else request
         self.check_health()
         self._attach()
         if lora_request is not None:

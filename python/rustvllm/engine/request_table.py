@@ -170,6 +170,7 @@ class RequestTable:
             at_the_end=params.output_kind is RequestOutputKind.FINAL_ONLY,
             event_template=None if sink is None else sink.templates[sample],
             turn_reading=None if sink is None else sink.turn_reading,
+            ends_after_call=request.ends_after_call,
             logprobs=request.num_logprobs >= 0,
             prompt_logprobs=request.num_prompt_logprobs >= 0,
         )

@@ -42,7 +42,7 @@ impl TurnReading {
         self
     }
 
-    /// Pass on the first call alone.
+    /// Pass on the first call alone, and nothing behind it.
     #[must_use]
     pub fn with_one_call(mut self) -> Self {
         self.is_parallel = false;

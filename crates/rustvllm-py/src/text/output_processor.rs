@@ -242,7 +242,7 @@ impl PyOutputProcessor {
     #[pyo3(signature = (
         key, prompt_token_ids, *, detokenize = true, skip_special_tokens = true, spaces_between_special_tokens = true,
         stop = None, include_stop_str_in_output = false, min_tokens = 0, at_the_end = false, event_template = None,
-        turn_reading = None, logprobs = false, prompt_logprobs = false
+        turn_reading = None, ends_after_call = None, logprobs = false, prompt_logprobs = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     #[expect(clippy::fn_params_excessive_bools, reason = "keyword arguments of the Python signature")]
@@ -260,6 +260,7 @@ impl PyOutputProcessor {
         at_the_end: bool,
         event_template: Option<(&[u8], &[u8])>,
         turn_reading: Option<&Bound<'_, PyTurnReading>>,
+        ends_after_call: Option<&Bound<'_, PyTurnReading>>,
         logprobs: bool,
         prompt_logprobs: bool,
     ) -> PyResult<()> {
@@ -292,6 +293,7 @@ impl PyOutputProcessor {
             stop: stop.map(StopArgument::into_shared).transpose()?.flatten(),
             include_stop_str_in_output,
             min_tokens,
+            ends_after_call: ends_after_call.map(|reading| reading.get().shared()),
             delivery,
             logprobs,
             prompt_logprobs,
@@ -328,7 +330,7 @@ impl PyOutputProcessor {
     }
 
     /// Drain what the engine emitted: rendered events as pairs of key and bytes, and one delta per other request that
-    /// changed. A stop string found ends its request in the engine.
+    /// changed. A stop string found, or the end of the one call, ends its request in the engine.
     fn poll<'py>(
         &self,
         py: Python<'py>,

@@ -120,6 +120,7 @@ class EngineCoreRequest:
         sampling_extras: Parameters that are lists; None without.
         grammar: What the output must be; None: anything.
         stop: Stop strings, which all samples look for; None without.
+        ends_after_call: How samples are read that end behind their first call of a tool; None: they do not.
         arrival_ns: When it came to its front end (nanoseconds of CLOCK_MONOTONIC); its latencies count from then.
         began_ns, processed_ns: When the check began and ended, in nanoseconds of ``time.monotonic_ns``.
     """
@@ -143,6 +144,7 @@ class EngineCoreRequest:
     sampling_extras: _core.SamplingExtras | None = None
     grammar: _core.GrammarSpec | None = None
     stop: _core.StopStrings | None = None
+    ends_after_call: _core.TurnReading | None = None
     arrival_ns: int = field(default_factory=monotonic_ns)
     began_ns: int = 0
     processed_ns: int = 0

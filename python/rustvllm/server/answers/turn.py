@@ -24,7 +24,7 @@ class TurnReading:
     Attributes:
         formats: Of the model.
         tools: Those that may be called; None: calls are text.
-        is_parallel: More than one call is passed on.
+        is_parallel: More than one call is passed on; else the first, and nothing behind it.
         tells_calls: An answer with calls ends by ``tool_calls``.
         begins_within: The prompt ends within thoughts.
         reasoning_fields: Thoughts are passed on in these; empty: not at all.
@@ -89,6 +89,7 @@ class TurnReader:
     _parser: TurnParser = field(init=False)
     _is_thinking: bool = field(init=False)
     _has_thought: bool = field(init=False, default=False)
+    _has_called: bool = field(init=False, default=False)  # and may do so only once
 
     def __post_init__(self) -> None:
         self._parser = TurnParser(self.group.core_reading)
@@ -137,6 +138,8 @@ class TurnReader:
     def _deltas(self, events: list[tuple[str, str]]) -> list[dict[str, Any]]:
         deltas: list[dict[str, Any]] = []
         for kind, text in events:
+            if self._has_called:
+                break
             if kind == "content":
                 deltas.append({"content": text})
             elif kind == "reasoning":
@@ -145,16 +148,13 @@ class TurnReader:
                     deltas.append(dict.fromkeys(self.reading.reasoning_fields, text))
             elif kind == "call":
                 self.num_calls += 1
-                if self._is_passed_on:
-                    call = {"id": self._new_id(text), "type": "function", "function": {"name": text, "arguments": ""}}
-                    deltas.append({"tool_calls": [{"index": self.num_calls - 1, **call}]})
-            elif kind == "arguments" and self._is_passed_on:
+                call = {"id": self._new_id(text), "type": "function", "function": {"name": text, "arguments": ""}}
+                deltas.append({"tool_calls": [{"index": self.num_calls - 1, **call}]})
+            elif kind == "arguments":
                 deltas.append({"tool_calls": [{"index": self.num_calls - 1, "function": {"arguments": text}}]})
+            elif kind == "end":
+                self._has_called = not self.reading.is_parallel
         return deltas
-
-    @property
-    def _is_passed_on(self) -> bool:
-        return self.reading.is_parallel or self.num_calls == 1
 
     def _new_id(self, name: str) -> str:
         kind = self.reading.formats.call_ids

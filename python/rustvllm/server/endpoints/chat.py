@@ -164,6 +164,8 @@ class ChatFace(Face[ChatCompletionRequest]):
             thinks_once=use is None and wanted is not None,
         )
         self._readers = TurnReaders(reading)
+        if use is not None and not use.is_parallel and not use.must_call:  # where it must, the grammar ends it
+            self.ends_after_call = self._readers.core_reading
 
     def _reasoning_fields(self) -> Sequence[str]:
         return REASONING_FIELDS[self.state.settings.reasoning_field]

@@ -32,6 +32,7 @@ from rustvllm.server.stream.chunks import ChunkRenderer, ChunkStream
 from rustvllm.server.stream.generation import Generation, new_request_id, until_disconnect
 from rustvllm.server.stream.sse import EventStreamResponse
 from rustvllm.tenant import Tenant
+from rustvllm.text.turn_formats import CoreTurnReading
 
 if TYPE_CHECKING:
     from rustvllm.engine.request.prompts import TextPrompt, TokensPrompt
@@ -60,6 +61,8 @@ class Face(ABC, Generic[R]):
         model: What answers.
         params: The sampling parameters, once the fields are read.
         logprobs: Renders a sample's log-probabilities; None: they are not asked for.
+        ends_after_call: How answers are read that end behind their first call of a tool, once the prompts are known;
+            None: they do not.
     """
 
     shape: ClassVar[type[GenerationRequest]]
@@ -73,6 +76,7 @@ class Face(ABC, Generic[R]):
     choice_nulls: ClassVar[dict[str, Any]]
     params: SamplingParams
     logprobs: LogprobsRenderer | None = None
+    ends_after_call: CoreTurnReading | None = None
 
     def __init__(self, request: R, state: ServerState, model: ServedModel) -> None:
         self.request = request
@@ -190,6 +194,7 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
         arrival_ns=raw_request.scope[ARRIVAL_NS],
         tenant=_tenant(raw_request, request.user),
         lora_request=model.adapter_request(name),
+        ends_after_call=face.ends_after_call,
     )
     header = {
         "id": request_id,

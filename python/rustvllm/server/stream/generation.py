@@ -19,6 +19,7 @@ from rustvllm.server.http.request_ids import MAX_REQUEST_ID_CHARS, REQUEST_ID, R
 from rustvllm.server.http.request_log import RequestLog
 from rustvllm.server.state import ServedModel, ServerState
 from rustvllm.tenant import Tenant
+from rustvllm.text.turn_formats import CoreTurnReading
 
 if TYPE_CHECKING:
     from rustvllm.engine.request.prompts import PromptType
@@ -92,11 +93,13 @@ class Generation:
         arrival_ns: int | None = None,
         tenant: Tenant | None = None,
         lora_request: LoRARequest | None = None,
+        ends_after_call: CoreTurnReading | None = None,
     ) -> "Generation":
         """Hand all prompts to the engine: either every one is accepted or none runs on.
 
         With ``sinks`` new text goes there, and the outputs hold each sample's end. ``arrival_ns`` is when the request
-        came in, ``tenant`` whose share of the engine it is charged to, ``lora_request`` its adapter.
+        came in, ``tenant`` whose share of the engine it is charged to, ``lora_request`` its adapter; each
+        answer ends behind its first call, read by ``ends_after_call``.
 
         Raises:
             InvalidRequestError: A prompt or a parameter is wrong.
@@ -128,6 +131,7 @@ class Generation:
                     arrival_ns=arrival_ns,
                     tenant=tenant,
                     lora_request=lora_request,
+                    ends_after_call=ends_after_call,
                 )
                 generation._add(engine_id, stream)
                 if sinks is not None:
