@@ -1,16 +1,24 @@
 //! Writing keys and values into the paged cache of a layer, and attention over it.
 
+pub mod batch;
+pub mod heads;
+pub(crate) mod options;
+pub mod reference;
+pub(crate) mod tile;
+
 use std::{cell::RefCell, ops::Range};
 
 use thiserror::Error;
 
 use crate::{
-    attention_options::AttentionOptions,
-    batch::RaggedBatch,
+    attention::{
+        batch::RaggedBatch,
+        options::AttentionOptions,
+        tile::{Layer, Scratch, Tile},
+    },
     element::Element,
     kernel::Kernel,
     threads::Threads,
-    tile::{Layer, Scratch, Tile},
 };
 
 /// Largest head that is taken: it bounds the memory of a thread.

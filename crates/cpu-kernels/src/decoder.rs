@@ -25,19 +25,19 @@ pub use self::{
     error::DecoderError,
 };
 use crate::{
-    attention::{CacheLayout, TokenRows},
-    batch::RaggedBatch,
+    attention::{CacheLayout, TokenRows, batch::RaggedBatch, heads::Heads},
     element::Element,
     finish::Activation,
-    greedy::largest_ids,
-    heads::Heads,
     kernel::Kernel,
     linear::OutRows,
     lines::Lines,
-    norm::{Sum, norm},
-    norm_row::{Norm, NormKind},
+    norm::{
+        Sum, norm,
+        norm_row::{Norm, NormKind},
+    },
     packed::PackedLinear,
     rotary::Rotary,
+    sampling::greedy::largest_ids,
     threads::Threads,
 };
 

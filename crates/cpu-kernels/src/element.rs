@@ -8,14 +8,14 @@
 use half::bf16;
 
 use crate::{
+    attention::tile::TileFn,
     finish::FinishFn,
-    gate_row::GateFn,
+    gates::gate_row::GateFn,
     kernel::Kernel,
-    lora_rows::{ExpandFn, ShrinkFn},
-    norm_row::NormFn,
+    lora::lora_rows::{ExpandFn, ShrinkFn},
+    norm::norm_row::NormFn,
     number::Number,
     rotary::TurnFn,
-    tile::TileFn,
 };
 
 /// An element of the cache and of what meets it.

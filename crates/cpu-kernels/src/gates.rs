@@ -1,5 +1,7 @@
 //! The gates of an MLP: `activation(gate) · feature`, for rows that have their gates and then their features.
 
+pub(crate) mod gate_row;
+
 use crate::{element::Element, finish::Activation, kernel::Kernel, threads::Threads};
 
 /// Features below which no helper is woken.

@@ -5,15 +5,15 @@ use std::sync::OnceLock;
 use half::bf16;
 
 #[cfg(target_arch = "x86_64")]
-use crate::instructions;
+use crate::simd::instructions;
 use crate::{
+    attention::tile::{self, TileFn},
     finish::{self, FinishFn},
-    gate_row::{self, GateFn},
-    lora_rows::{self, ExpandFn, ShrinkFn},
-    norm_row::{self, NormFn},
-    product::{self, PANEL_VECTORS, Products},
+    gates::gate_row::{self, GateFn},
+    linear::product::{self, PANEL_VECTORS, Products},
+    lora::lora_rows::{self, ExpandFn, ShrinkFn},
+    norm::norm_row::{self, NormFn},
     rotary::{self, TurnFn},
-    tile::{self, TileFn},
     w8a8::form::{self, Form, Variant},
 };
 
@@ -166,7 +166,7 @@ impl Kernel {
     #[must_use]
     pub fn has_matrix_unit(&self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self.name == "avx512" && crate::amx::is_available();
+        return self.name == "avx512" && crate::simd::amx::is_available();
         #[cfg(not(target_arch = "x86_64"))]
         return false;
     }
@@ -174,7 +174,7 @@ impl Kernel {
     /// Whether this machine multiplies pairs of numbers of 16 bits, in the order in which this kernel packs them then.
     pub(crate) fn has_pairs(&self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self.name == "avx512" && crate::pairs::available().is_some();
+        return self.name == "avx512" && crate::linear::pairs::available().is_some();
         #[cfg(not(target_arch = "x86_64"))]
         return false;
     }
@@ -190,7 +190,7 @@ impl Kernel {
     #[must_use]
     pub fn is_bf16_refused(&self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self.name == "avx512" && crate::pairs::is_refused();
+        return self.name == "avx512" && crate::linear::pairs::is_refused();
         #[cfg(not(target_arch = "x86_64"))]
         return false;
     }

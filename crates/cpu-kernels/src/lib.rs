@@ -31,52 +31,31 @@
 //! the compiler makes of arrays; [`Kernel::available`] says which of them this machine runs. [`reference`](mod@reference)
 //! is what attention is compared with; products and norms are compared with sums in 64 bits. [`Threads`] share the work.
 
-mod ahead;
-#[cfg(target_arch = "x86_64")]
-mod amx;
 pub mod attention;
-mod attention_options;
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
-pub mod batch;
 pub mod decoder;
 pub mod element;
 pub mod finish;
-mod gate_row;
 pub mod gates;
-mod greedy;
-pub mod heads;
-mod instructions;
 pub mod kernel;
 pub mod linear;
 mod lines;
 pub mod lora;
-mod lora_rows;
 pub mod norm;
-mod norm_row;
 mod number;
 pub mod packed;
-#[cfg(target_arch = "x86_64")]
-mod pairs;
 pub mod peak;
-mod portable;
-mod product;
 pub mod reading;
-pub mod reference;
 pub mod rotary;
 pub mod sampling;
 mod simd;
 pub mod threads;
-mod tile;
-#[cfg(target_arch = "x86_64")]
-mod tiled;
 mod w8a8;
 
-pub use attention::{AttentionError, CacheLayout, TokenRows, attend, write_kv};
-pub use attention_options::AttentionOptions;
-pub use batch::{BatchError, RaggedBatch};
+pub use attention::batch::{BatchError, RaggedBatch};
+pub use attention::heads::{Heads, prepare_heads};
+pub use attention::options::AttentionOptions;
+pub use attention::tile::CHUNK;
+pub use attention::{AttentionError, CacheLayout, TokenRows, attend, reference, write_kv};
 pub use decoder::{
     AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes, Logits,
 };
@@ -84,12 +63,11 @@ pub use element::Element;
 pub use finish::Activation;
 pub use gates::apply_gates;
 pub use half::{bf16, f16};
-pub use heads::{Heads, prepare_heads};
 pub use kernel::Kernel;
 pub use linear::{Epilogue, OutRows, Residual, linear};
 pub use lora::{DeltaError, LayerDelta, Up};
+pub use norm::norm_row::{Norm, NormKind};
 pub use norm::{Sum, add_norm, norm};
-pub use norm_row::{Norm, NormKind};
 pub use packed::{
     LinearError, Matrix, PackedLinear, Quantized, QuantizedRow, ScaleForm, WeightElement, WeightKind,
     ZeroForm,
@@ -98,4 +76,3 @@ pub use peak::{PeakKind, peak};
 pub use reading::read_once;
 pub use rotary::{Angles, Rotary, RotaryError, Turn};
 pub use threads::Threads;
-pub use tile::CHUNK;

@@ -1,24 +1,29 @@
 //! Products with packed weights: `out = activation(x · weightᵀ + bias) + residual`, for any number of rows.
 //!
-//! The bits of a row do not depend on the others: see [`crate::product`]. Only a layer that uses the matrix unit from
+//! The bits of a row do not depend on the others: see [`crate::linear::product`]. Only a layer that uses the matrix unit from
 //! some number of rows on ([`PackedLinear::set_matrix_rows`]) sums those in another order. Up to [`ROW_BLOCK`] rows are computed with one
 //! reading of the weights, a panel at a time; a thread takes the next panel, or some rows of it where there are fewer
 //! panels than would keep all threads busy.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod pairs;
+pub(crate) mod product;
+#[cfg(target_arch = "x86_64")]
+mod tiled;
 
 use std::cell::RefCell;
 
 use half::bf16;
 
 #[cfg(target_arch = "x86_64")]
-use crate::tiled;
 use crate::{
     attention::TokenRows,
     element::Element,
     finish::{Activation, Finish},
+    linear::product::{CHUNK, Product, ProductFn, Products},
     lines::{Lines, Plain},
     lora::Addition,
     packed::{LinearError, PackedLinear, WeightKind, check_rows, quantized::ReadyScales},
-    product::{CHUNK, Product, ProductFn, Products},
     threads::Threads,
     w8a8::{self, RoundedRows, round_for},
 };

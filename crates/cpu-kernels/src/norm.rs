@@ -1,5 +1,7 @@
 //! Layer norm and RMS norm of rows, with the residual added before: the checks of a call, and its parts.
 
+pub(crate) mod norm_row;
+
 use std::cell::RefCell;
 
 use crate::{
@@ -7,7 +9,7 @@ use crate::{
     element::Element,
     kernel::Kernel,
     linear::OutRows,
-    norm_row::{MAX_LANES, Norm, NormRows},
+    norm::norm_row::{MAX_LANES, Norm, NormRows},
     packed::{LinearError, check_rows},
     threads::Threads,
 };

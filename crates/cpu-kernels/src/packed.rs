@@ -25,11 +25,11 @@ pub use self::{
     quantized::{Quantized, QuantizedRow, ScaleForm, ZeroForm},
 };
 #[cfg(target_arch = "x86_64")]
-use crate::pairs::{self, Pairs};
+use crate::linear::pairs::{self, Pairs};
 use crate::{
     kernel::Kernel,
+    linear::product::{ProductFn, WidenFn},
     lines::{Lines, Plain},
-    product::{ProductFn, WidenFn},
     threads::Threads,
     w8a8::dot::QUAD,
 };

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 #[cfg(target_arch = "x86_64")]
-use crate::instructions;
+use crate::simd::instructions;
 use crate::threads::Threads;
 
 /// What is multiplied.

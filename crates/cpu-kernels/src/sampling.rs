@@ -8,8 +8,10 @@
 //!
 //! What equals the smallest logit that is kept is kept too. A row's id depends on the row and its parameters alone.
 
+pub(crate) mod greedy;
+
 #[cfg(target_arch = "x86_64")]
-use crate::instructions;
+use crate::simd::instructions;
 use crate::{simd::Simd, threads::Threads};
 
 /// Logits whose exponentials are summed together.
@@ -141,10 +143,10 @@ macro_rules! passes {
 }
 
 #[cfg(target_arch = "x86_64")]
-passes!(avx512, crate::avx512::Avx512, "avx512f,avx2,fma");
+passes!(avx512, crate::simd::avx512::Avx512, "avx512f,avx2,fma");
 #[cfg(target_arch = "x86_64")]
-passes!(avx2, crate::avx2::Avx2, "avx2,fma");
-passes!(portable, crate::portable::Portable<8>);
+passes!(avx2, crate::simd::avx2::Avx2, "avx2,fma");
+passes!(portable, crate::simd::portable::Portable<8>);
 
 /// Best first.
 static PASSES: &[Passes] = &[

@@ -6,6 +6,15 @@
     so everything between the entry point, which has it, and the intrinsic must dissolve into the entry point"
 )]
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod instructions;
+pub(crate) mod portable;
+
 use half::bf16;
 
 /// Lanes of one instruction set.

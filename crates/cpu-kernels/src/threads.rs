@@ -6,6 +6,8 @@
 //!
 //! A caller may announce what the next call reads ([`Threads::announce`]): threads that wait have it brought near meanwhile.
 
+pub(crate) mod ahead;
+
 use std::{
     cell::UnsafeCell,
     fmt, io,
@@ -18,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::ahead::{Ahead, Announced, Reader};
+use crate::threads::ahead::{Ahead, Announced, Reader};
 
 /// How long a helper looks out for the next call before it sleeps: longer than what lies between the last product of a step and
 /// the first of the next.

@@ -1,5 +1,8 @@
 //! Whether a grammar can be enforced, asked before a request is handed in: without the model's vocabulary.
 
+mod passed;
+pub(crate) mod relax;
+
 use std::{
     sync::{Arc, Mutex, OnceLock},
     thread,
@@ -10,12 +13,14 @@ use scheduler::{GrammarKind, GrammarSpec};
 use toktrie::{ApproximateTokEnv, TokEnv};
 
 use crate::{
-    compile::compile,
-    compile_jobs::{LARGE_NICENESS, LARGE_TEXT_BYTES, STACK_BYTES},
+    check::passed::Passed,
+    compile::{
+        compile,
+        jobs::{LARGE_NICENESS, LARGE_TEXT_BYTES, STACK_BYTES},
+    },
     error::GrammarError,
     limits::limits,
     matcher::Matcher,
-    passed::Passed,
     sample::lock,
     spare_memory::giving_back,
     vocabulary::{Pieces, quiet_factory},

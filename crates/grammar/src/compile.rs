@@ -1,5 +1,10 @@
 //! A `GrammarSpec` as the library's grammar.
 
+pub(crate) mod cache;
+pub(crate) mod gbnf;
+pub(crate) mod jobs;
+pub(crate) mod work_queue;
+
 use std::sync::Arc;
 
 use llguidance::{ParserFactory, api::TopLevelGrammar};
@@ -10,7 +15,6 @@ use toktrie::TokEnv;
 use crate::{
     MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES,
     error::GrammarError,
-    gbnf,
     guarded::guarded,
     limits::limits,
     lint,

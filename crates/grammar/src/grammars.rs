@@ -19,10 +19,12 @@ use scheduler::{
 };
 
 use crate::{
-    compile_jobs::Compiles,
+    compile::{
+        jobs::Compiles,
+        work_queue::{Threads, WorkQueue},
+    },
     sample::{Ahead, Matching, Sample, Verdict, lock},
     vocabulary::Vocabulary,
-    work_queue::{Threads, WorkQueue},
 };
 
 const MASK_STACK_BYTES: usize = 4 << 20;

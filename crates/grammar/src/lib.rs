@@ -9,12 +9,9 @@
 
 #![forbid(unsafe_code)]
 
-mod cache;
 mod check;
 mod compile;
-mod compile_jobs;
 mod error;
-mod gbnf;
 mod grammars;
 mod guarded;
 mod limits;
@@ -22,26 +19,22 @@ mod lint;
 mod matcher;
 #[cfg(test)]
 mod naive_masks;
-mod passed;
-mod relax;
 mod room;
 mod sample;
 mod spare_memory;
-mod thinking;
 mod thread_time;
 mod timing;
 mod vocabulary;
 #[cfg(test)]
 mod whole_requests;
-mod work_queue;
 
+pub use check::relax::{Relaxed, relax};
 pub use check::{accepts, check};
-pub use compile_jobs::MAX_WAITING_COMPILES;
+pub use compile::gbnf::to_lark;
+pub use compile::jobs::MAX_WAITING_COMPILES;
 pub use error::GrammarError;
-pub use gbnf::to_lark;
 pub use grammars::Grammars;
 pub use lint::{Places, check_tools, relax_tool};
-pub use relax::{Relaxed, relax};
 pub use sample::{Matching, Verdict};
 pub use spare_memory::give_back_memory_with;
 pub use timing::{ForcedShare, MaskTimes, count_forced, time_masks};

@@ -1,5 +1,7 @@
 //! One sample of a request under a grammar: the tokens that it got, and what the next one may be.
 
+pub(crate) mod thinking;
+
 use std::{
     any::Any,
     collections::VecDeque,
@@ -15,7 +17,7 @@ use scheduler::{GrammarProgress, GrammarWork, RequestError};
 use crate::{
     matcher::Matcher,
     room::Charge,
-    thinking::{Next, Thinking},
+    sample::thinking::{Next, Thinking},
     thread_time::thread_time,
 };
 

@@ -5,8 +5,7 @@ use std::{sync::Arc, time::Duration};
 use scheduler::GrammarSpec;
 
 use crate::{
-    cache::Cache,
-    compile::compile,
+    compile::{cache::Cache, compile},
     error::GrammarError,
     matcher::Matcher,
     sample::{Matching, Verdict},

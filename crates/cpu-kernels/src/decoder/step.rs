@@ -7,14 +7,16 @@ use super::{
     adapters::{self, Part, runs_of},
 };
 use crate::{
-    ahead::Ahead,
-    attention::{CacheLayout, TokenRows, attend, write_kv},
-    attention_options::AttentionOptions,
-    batch::RaggedBatch,
+    attention::{
+        CacheLayout, TokenRows, attend,
+        batch::RaggedBatch,
+        heads::{Heads, prepare_heads, split_heads},
+        options::AttentionOptions,
+        write_kv,
+    },
     element::Element,
     finish::Activation,
     gates::apply_gates,
-    heads::{Heads, prepare_heads, split_heads},
     kernel::Kernel,
     linear::{Epilogue, OutRows, Residual, adapted_linear, linear},
     lines::Lines,
@@ -22,7 +24,7 @@ use crate::{
     norm::{Sum, add_norm, norm},
     packed::{LinearError, PackedLinear},
     rotary::Rotary,
-    threads::Threads,
+    threads::{Threads, ahead::Ahead},
 };
 
 /// What lies between the parts of a block.

@@ -141,7 +141,7 @@ pub(super) fn turn(rows: &[u32], per_row: usize, outputs: usize, given: Range<us
         }
     };
     #[cfg(target_arch = "x86_64")]
-    if crate::instructions::have_avx2() {
+    if crate::simd::instructions::have_avx2() {
         let whole = given.start.next_multiple_of(TOGETHER)..given.end / TOGETHER * TOGETHER;
         if !whole.is_empty() {
             // SAFETY: the instructions were found; rows and places of these outputs lie in their arrays, as was seen above.

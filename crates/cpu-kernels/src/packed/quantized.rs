@@ -416,10 +416,10 @@ macro_rules! for_instructions {
         }
         fn $name($($argument: $type),*) {
             #[cfg(target_arch = "x86_64")]
-            if crate::instructions::have_avx512_vnni() {
+            if crate::simd::instructions::have_avx512_vnni() {
                 // SAFETY: a machine with VNNI for AVX-512 was found to have what this form is compiled for.
                 return unsafe { $as_avx512($($argument),*) };
-            } else if crate::instructions::have_avx2() {
+            } else if crate::simd::instructions::have_avx2() {
                 // SAFETY: the instructions were found.
                 return unsafe { $as_avx2($($argument),*) };
             }

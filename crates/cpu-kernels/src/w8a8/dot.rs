@@ -9,9 +9,9 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
+use crate::simd::{Simd, portable::Portable};
 #[cfg(target_arch = "x86_64")]
-use crate::{avx2::Avx2, avx512::Avx512};
-use crate::{portable::Portable, simd::Simd};
+use crate::simd::{avx2::Avx2, avx512::Avx512};
 
 /// Inputs whose products one lane adds at once: those of an output lie side by side.
 pub(crate) const QUAD: usize = 4;

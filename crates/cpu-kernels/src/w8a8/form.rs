@@ -14,7 +14,7 @@ use super::{
 };
 use crate::simd::Simd;
 #[cfg(target_arch = "x86_64")]
-use crate::{amx, instructions};
+use crate::simd::{amx, instructions};
 
 /// What a product's weights are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

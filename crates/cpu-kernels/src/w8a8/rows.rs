@@ -3,7 +3,7 @@
 #![allow(clippy::inline_always, reason = "see `simd`")]
 
 #[cfg(target_arch = "x86_64")]
-use crate::instructions;
+use crate::simd::instructions;
 use crate::{attention::TokenRows, element::Element, lines::Lines, packed::LinearError, threads::Threads};
 
 /// Activations below which nobody is asked to help round them.

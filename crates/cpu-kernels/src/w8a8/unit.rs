@@ -16,10 +16,10 @@ use super::{
     dot::QUAD,
     product::{LINE, Product},
 };
-use crate::{
+use crate::simd::{
+    Simd,
     amx::{self, TILE_ROWS, Tiles},
     avx512::Avx512,
-    simd::Simd,
 };
 
 /// Outputs of a tile.

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use crate::{
     element::Element,
     kernel::Kernel,
-    norm_row::{MAX_LANES, Norm, NormRows},
+    norm::norm_row::{MAX_LANES, Norm, NormRows},
     rotary::{Rotary, RotaryError},
     threads::Threads,
 };

@@ -7,7 +7,7 @@
 
 use std::{arch::asm, sync::OnceLock};
 
-use crate::instructions;
+use crate::simd::instructions;
 
 /// Rows of a tile, and vectors of 32 bits in each.
 pub(crate) const TILE_ROWS: usize = 16;

@@ -247,8 +247,8 @@ macro_rules! products {
 }
 
 #[cfg(target_arch = "x86_64")]
-products!(AVX512, avx512, crate::avx512::Avx512, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f,avx2,fma");
+products!(AVX512, avx512, crate::simd::avx512::Avx512, [1 2 3 4 5 6 7 8 9 10 11 12 13 14], "avx512f,avx2,fma");
 #[cfg(target_arch = "x86_64")]
-products!(AVX2, avx2, crate::avx2::Avx2, [1 2 3 4 5 6], "avx2,fma,f16c");
-products!(PORTABLE, portable, crate::portable::Portable<8>, [1 2 3 4]);
-products!(SCALAR, scalar, crate::portable::Portable<1>, [1 2]);
+products!(AVX2, avx2, crate::simd::avx2::Avx2, [1 2 3 4 5 6], "avx2,fma,f16c");
+products!(PORTABLE, portable, crate::simd::portable::Portable<8>, [1 2 3 4]);
+products!(SCALAR, scalar, crate::simd::portable::Portable<1>, [1 2]);

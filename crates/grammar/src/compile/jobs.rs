@@ -10,16 +10,17 @@ use scheduler::{
 };
 
 use crate::{
-    cache::Cache,
-    compile::compile,
+    compile::{
+        cache::Cache,
+        compile,
+        work_queue::{JobSender, Threads, WorkQueue},
+    },
     error::GrammarError,
     matcher::Matcher,
     room::{Charge, Room},
-    sample::{Matching, Sample, lock},
+    sample::{Matching, Sample, lock, thinking::Thinking},
     spare_memory::{after_dropping, giving_back},
-    thinking::Thinking,
     vocabulary::Vocabulary,
-    work_queue::{JobSender, Threads, WorkQueue},
 };
 
 /// Grammars that may wait to be compiled; the requests of further ones fail.
@@ -207,14 +208,16 @@ mod tests {
 
     use super::{CompileJob, Compiler, Compiles, Job, LARGE_TEXT_BYTES, MAX_WAITING_COMPILES, Sample};
     use crate::{
-        cache::Cache,
         check::matcher_of_bytes,
+        compile::{
+            cache::Cache,
+            work_queue::{Threads, WorkQueue},
+        },
         error::GrammarError,
         naive_masks::{EOS, NUM_IDS, tokenizer},
         room::{Charge, MAX_MATCHER_BYTES, Room},
         sample::{Matching, Verdict},
         vocabulary::Vocabulary,
-        work_queue::{Threads, WorkQueue},
     };
 
     fn spec() -> Arc<GrammarSpec> {

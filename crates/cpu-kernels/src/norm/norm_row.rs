@@ -194,8 +194,8 @@ macro_rules! entry_points {
 }
 
 #[cfg(target_arch = "x86_64")]
-entry_points!(avx512_f32, avx512_bf16, crate::avx512::Avx512, "avx512f,avx2,fma");
+entry_points!(avx512_f32, avx512_bf16, crate::simd::avx512::Avx512, "avx512f,avx2,fma");
 #[cfg(target_arch = "x86_64")]
-entry_points!(avx2_f32, avx2_bf16, crate::avx2::Avx2, "avx2,fma");
-entry_points!(portable_f32, portable_bf16, crate::portable::Portable<8>);
-entry_points!(scalar_f32, scalar_bf16, crate::portable::Portable<1>);
+entry_points!(avx2_f32, avx2_bf16, crate::simd::avx2::Avx2, "avx2,fma");
+entry_points!(portable_f32, portable_bf16, crate::simd::portable::Portable<8>);
+entry_points!(scalar_f32, scalar_bf16, crate::simd::portable::Portable<1>);

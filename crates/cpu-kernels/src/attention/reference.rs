@@ -1,9 +1,9 @@
 //! Attention written plainly: one query, one head and one key at a time, in 64 bits. What every kernel is compared with.
 
 use crate::{
-    attention::{AttentionError, CacheLayout, TokenRows, check_attend},
-    attention_options::AttentionOptions,
-    batch::RaggedBatch,
+    attention::{
+        AttentionError, CacheLayout, TokenRows, batch::RaggedBatch, check_attend, options::AttentionOptions,
+    },
     element::Element,
 };
 

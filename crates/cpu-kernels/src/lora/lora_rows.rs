@@ -12,9 +12,9 @@
 use half::bf16;
 
 use crate::{
-    norm_row::{load, store},
+    linear::product::PANEL_VECTORS,
+    norm::norm_row::{load, store},
     number::Number,
-    product::PANEL_VECTORS,
     simd::Simd,
 };
 
@@ -266,14 +266,14 @@ macro_rules! entry_points {
 }
 
 #[cfg(target_arch = "x86_64")]
-entry_points!(shrink_avx512_f32, expand_avx512_f32, f32, crate::avx512::Avx512, "avx512f,avx2,fma");
+entry_points!(shrink_avx512_f32, expand_avx512_f32, f32, crate::simd::avx512::Avx512, "avx512f,avx2,fma");
 #[cfg(target_arch = "x86_64")]
-entry_points!(shrink_avx512_bf16, expand_avx512_bf16, bf16, crate::avx512::Avx512, "avx512f,avx2,fma");
+entry_points!(shrink_avx512_bf16, expand_avx512_bf16, bf16, crate::simd::avx512::Avx512, "avx512f,avx2,fma");
 #[cfg(target_arch = "x86_64")]
-entry_points!(shrink_avx2_f32, expand_avx2_f32, f32, crate::avx2::Avx2, "avx2,fma");
+entry_points!(shrink_avx2_f32, expand_avx2_f32, f32, crate::simd::avx2::Avx2, "avx2,fma");
 #[cfg(target_arch = "x86_64")]
-entry_points!(shrink_avx2_bf16, expand_avx2_bf16, bf16, crate::avx2::Avx2, "avx2,fma");
-entry_points!(shrink_portable_f32, expand_portable_f32, f32, crate::portable::Portable<8>);
-entry_points!(shrink_portable_bf16, expand_portable_bf16, bf16, crate::portable::Portable<8>);
-entry_points!(shrink_scalar_f32, expand_scalar_f32, f32, crate::portable::Portable<1>);
-entry_points!(shrink_scalar_bf16, expand_scalar_bf16, bf16, crate::portable::Portable<1>);
+entry_points!(shrink_avx2_bf16, expand_avx2_bf16, bf16, crate::simd::avx2::Avx2, "avx2,fma");
+entry_points!(shrink_portable_f32, expand_portable_f32, f32, crate::simd::portable::Portable<8>);
+entry_points!(shrink_portable_bf16, expand_portable_bf16, bf16, crate::simd::portable::Portable<8>);
+entry_points!(shrink_scalar_f32, expand_scalar_f32, f32, crate::simd::portable::Portable<1>);
+entry_points!(shrink_scalar_bf16, expand_scalar_bf16, bf16, crate::simd::portable::Portable<1>);

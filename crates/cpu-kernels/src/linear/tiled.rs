@@ -5,7 +5,7 @@
 //! 32-bit numbers is as exact as by multiply-adds, and takes a third of their time. Weights of 8 bits and numbers of 16 are one
 //! such number already, and take fewer terms. Numbers that are infinite come out as no number.
 //!
-//! Each row's sums have one order, whatever the other rows are; but it is not that of [`crate::product`].
+//! Each row's sums have one order, whatever the other rows are; but it is not that of [`crate::linear::product`].
 
 #![allow(clippy::inline_always, reason = "see `simd`")]
 #![allow(clippy::wildcard_imports, reason = "the intrinsics carry their origin in their names")]
@@ -13,14 +13,16 @@
 use std::arch::x86_64::*;
 
 use crate::{
-    amx::{self, TILE, TILE_INPUTS, TILE_ROWS, Tiles},
     attention::TokenRows,
-    avx512::Avx512,
     element::Element,
+    linear::product::{Bf16, F16, F32, Int8, PANEL_VECTORS, Weights},
     lines::Lines,
     packed::{LinearError, PackedLinear, WeightKind},
-    product::{Bf16, F16, F32, Int8, PANEL_VECTORS, Weights},
-    simd::Simd,
+    simd::{
+        Simd,
+        amx::{self, TILE, TILE_INPUTS, TILE_ROWS, Tiles},
+        avx512::Avx512,
+    },
     threads::Threads,
 };
 

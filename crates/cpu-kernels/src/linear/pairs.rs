@@ -1,7 +1,7 @@
 //! Products of weights of `bf16` whose inputs lie in pairs: `vdpbf16ps`, which adds two products of numbers of 16 bits to a
 //! sum of 32, where activations have 16 bits, too; multiply-adds of widened weights where they have 32.
 //!
-//! Pieces, and the order in which they are added, are those of [`crate::product`]. With activations of 32 bits the bits are
+//! Pieces, and the order in which they are added, are those of [`crate::linear::product`]. With activations of 32 bits the bits are
 //! the same as with weights in the other order. `vdpbf16ps` takes a pair at once, and processors may round within it in
 //! their own way, so its sums are compared with plain code before the first use, and it is not used where they are wrong.
 
@@ -17,11 +17,8 @@ use std::{arch::x86_64::*, sync::OnceLock};
 use half::bf16;
 
 use crate::{
-    amx,
-    avx512::Avx512,
-    instructions,
-    product::{CHUNK, PANEL_VECTORS, Product, ProductFn, WidenFn},
-    simd::Simd,
+    linear::product::{CHUNK, PANEL_VECTORS, Product, ProductFn, WidenFn},
+    simd::{Simd, amx, avx512::Avx512, instructions},
 };
 
 /// Inputs that lie together.
