@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from message_deltas import joined
+from message_deltas import joined, without_ids
 from server_process import REAL, ServerProcess
 
 CHAT = "/v1/chat/completions"
@@ -36,7 +36,7 @@ def shown(server, ids):
 
 
 def answered(server, stream, **fields):
-    """Message, end and usage of an answer that says :data:`TEXT`, and what its ids are."""
+    """Message, its calls as bare functions, end and usage of an answer that says :data:`TEXT`, and what its ids are."""
     ids = ids_of(server, TEXT)
     body = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 200, "tools": TOOLS}
     body |= {"vllm_xargs": {"says": ids}, "stream": stream, **fields}
@@ -46,7 +46,7 @@ def answered(server, stream, **fields):
     assert response.status_code == 200, response.text
     if not stream:
         [choice] = response.json()["choices"]
-        return choice["message"], choice["finish_reason"], response.json()["usage"], ids
+        return without_ids(choice["message"]), choice["finish_reason"], response.json()["usage"], ids
     lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
     events = [httpx.Response(200, text=line).json() for line in lines]
     message, end = joined(events)
@@ -58,7 +58,7 @@ def test_an_answer_ends_behind_its_first_call(server, stream):
     message, end, usage, ids = answered(server, stream, parallel_tool_calls=False)
     assert end == "tool_calls"
     [call] = message["tool_calls"]
-    assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert call == {"name": "weather", "arguments": '{"city": "Rome"}'}
     assert message["content"] == "Look."
     num_tokens = usage["completion_tokens"]
     lengths = [len(shown(server, ids[:count])) for count in (num_tokens - 1, num_tokens)]
@@ -68,5 +68,5 @@ def test_an_answer_ends_behind_its_first_call(server, stream):
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_same_text_is_two_calls_where_they_are_wanted(server, stream):
     message, _, usage, ids = answered(server, stream)
-    assert [call["function"]["name"] for call in message["tool_calls"]] == ["weather", "time"]
+    assert [call["name"] for call in message["tool_calls"]] == ["weather", "time"]
     assert usage["completion_tokens"] >= len(ids)
