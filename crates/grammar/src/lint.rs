@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    MAX_DISTINCT_PROPERTIES, MAX_GRAMMAR_BYTES, MAX_PROPERTIES, MAX_REGEX_BYTES, error::GrammarError,
+    MAX_DISTINCT_PROPERTIES, MAX_GRAMMAR_BYTES, MAX_PROPERTIES, MAX_REGEX_BYTES, MAX_SUBSCHEMAS,
+    error::GrammarError,
 };
 
 /// Keywords that the compiler does not enforce.
@@ -67,10 +68,11 @@ pub(crate) fn check_schema(schema: &Value) -> Result<(), GrammarError> {
     sizes.check()
 }
 
-/// Properties of the objects of a schema: the compiler's work grows with the square of their number in each, and its
-/// stack with the number in one, which `allOf` and `$ref` may put together out of all of them.
+/// What a schema costs to compile. The work grows with the square of the number of properties in each object, the stack
+/// with the number in one, which `allOf` and `$ref` may put together out of all of them, and memory with the schemas in it.
 #[derive(Default)]
 struct Sizes<'a> {
+    num_schemas: usize,
     num_properties: usize,
     sum_of_squares: usize,
     names: HashSet<&'a str>,
@@ -78,6 +80,7 @@ struct Sizes<'a> {
 
 impl<'a> Sizes<'a> {
     fn add(&mut self, keywords: &'a Map<String, Value>) {
+        self.num_schemas += 1;
         if let Some(Value::Object(properties)) = keywords.get("properties") {
             self.num_properties += properties.len();
             self.sum_of_squares += properties.len() * properties.len();
@@ -91,8 +94,14 @@ impl<'a> Sizes<'a> {
         if is_too_much {
             return Err(GrammarError::TooManyProperties { got: self.num_properties });
         }
-        Ok(())
+        too_large(self.num_schemas, MAX_SUBSCHEMAS, "schema", "schemas in it")
     }
+}
+
+/// # Errors
+/// More of something than is possible.
+fn too_large(got: usize, limit: usize, what: &'static str, unit: &'static str) -> Result<(), GrammarError> {
+    if got > limit { Err(GrammarError::TooLarge { what, got, limit, unit }) } else { Ok(()) }
 }
 
 fn check_within<'a>(
@@ -155,7 +164,7 @@ fn pointer_of(path: &[Step<'_>], keyword: &str) -> String {
 /// # Errors
 /// Which tool's schema cannot be enforced, and why.
 pub fn check_tools<'a>(tools: impl Iterator<Item = (&'a str, &'a Map<String, Value>)>) -> Result<(), String> {
-    let (mut size, mut sum_of_squares) = (0, 0);
+    let (mut size, mut sum_of_squares, mut num_schemas) = (0, 0, 0);
     for (name, parameters) in tools {
         let refused = |error: GrammarError| {
             format!(
@@ -168,16 +177,11 @@ pub fn check_tools<'a>(tools: impl Iterator<Item = (&'a str, &'a Map<String, Val
         check_within(&schema, &mut Vec::new(), &mut own).map_err(refused)?;
         sum_of_squares += own.sum_of_squares;
         own.sum_of_squares = sum_of_squares;
+        num_schemas += own.num_schemas;
         own.check().map_err(refused)?;
-        if size > MAX_GRAMMAR_BYTES {
-            let (got, limit) = (size, MAX_GRAMMAR_BYTES);
-            return Err(refused(GrammarError::TooLarge {
-                what: "schemas of all tools",
-                got,
-                limit,
-                unit: "bytes",
-            }));
-        }
+        let all = "list of tools";
+        too_large(num_schemas, MAX_SUBSCHEMAS, all, "schemas in it").map_err(refused)?;
+        too_large(size, MAX_GRAMMAR_BYTES, all, "bytes of schemas").map_err(refused)?;
     }
     Ok(())
 }
@@ -443,7 +447,8 @@ fn escape(name: &str) -> String {
 mod tests {
     use serde_json::json;
 
-    use super::{check_schema, close_objects};
+    use super::{check_schema, check_tools, close_objects};
+    use crate::MAX_SUBSCHEMAS;
 
     #[test]
     fn what_is_not_enforced_is_named_with_its_place() {
@@ -485,6 +490,25 @@ mod tests {
         ] {
             check_schema(&schema).expect("nothing to refuse");
         }
+    }
+
+    #[test]
+    fn more_schemas_in_one_or_in_all_tools_than_are_possible_are_refused() {
+        let with =
+            |num_within: usize| json!({"items": {"anyOf": vec![json!({"type": "null"}); num_within - 2]}});
+        check_schema(&with(MAX_SUBSCHEMAS)).expect("as many as are possible");
+        let error = check_schema(&with(MAX_SUBSCHEMAS + 1)).expect_err("one more");
+        assert_eq!(error.to_string(), "the schema has 10001 schemas in it, but at most 10000 are possible");
+
+        let tools = [("a", with(MAX_SUBSCHEMAS / 2)), ("b", with(MAX_SUBSCHEMAS / 2)), ("c", json!({}))];
+        let check = |count| {
+            let tools = tools[..count].iter();
+            check_tools(tools.map(|(name, schema)| (*name, schema.as_object().expect("an object"))))
+        };
+        check(2).expect("together as many as are possible");
+        let error = check(3).expect_err("one more");
+        assert!(error.contains("tool \"c\""), "{error}");
+        assert!(error.contains("list of tools has 10001 schemas in it, but at most 10000"), "{error}");
     }
 
     #[test]
