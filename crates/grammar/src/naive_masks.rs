@@ -13,7 +13,7 @@ use crate::{
     compile::compile,
     matcher::Matcher,
     sample::{Ahead, Matching, Verdict},
-    vocabulary::Vocabulary,
+    vocabulary::{MAX_FORCED_BYTES, Vocabulary},
 };
 
 pub(crate) const NUM_IDS: u32 = 300;
@@ -314,6 +314,31 @@ fn masks_behind_guesses_are_those_behind_the_tokens_and_leave_nothing_behind() {
     }
     println!("{num_masks} masks, {num_wrong} wrong guesses, {num_trimmed} seen before they run");
     assert!(num_masks > 300 && num_wrong > 50 && 2 * num_trimmed > num_wrong, "the walks hardly met a case");
+}
+
+#[test]
+fn a_long_text_that_has_to_follow_is_written_piece_by_piece_as_the_tokenizer_writes_the_whole() {
+    let tokenizer = tokenizer();
+    let whole = tokenizer.clone();
+    let vocabulary = Vocabulary::new(Box::new(move || Ok((tokenizer.clone(), vec![EOS]))), NUM_IDS);
+    let mut random = Random(1);
+    let text: String = (0..20_000).map(|_| ['a', 'b', '0', '1'][random.below(4)]).collect();
+    let spec = GrammarSpec::new(GrammarKind::Choice, &json!([text]).to_string());
+    let matcher = compile(&spec, vocabulary.factory().expect("a vocabulary")).expect("a text");
+    let mut matching = Matching::new(Some(matcher), None, &[EOS], vocabulary.num_mask_words(), false);
+    let (mut tokens, mut num_pieces) = (Vec::new(), 0);
+    while matching.verdict() == Verdict::Masked {
+        let piece = matching.forced().to_vec();
+        assert!(!piece.is_empty(), "there is no choice");
+        assert!(vocabulary.bytes_of(&piece).expect("words").len() <= MAX_FORCED_BYTES);
+        matching.advance(&piece, &[EOS]);
+        tokens.extend(piece);
+        num_pieces += 1;
+    }
+    assert_eq!(matching.verdict(), Verdict::Complete);
+    assert_eq!(tokens, whole.encode(&text, false).expect("known letters"));
+    assert!(num_pieces >= text.len() / MAX_FORCED_BYTES, "{num_pieces}");
+    assert!(tokens.len() < text.len(), "no word has two letters");
 }
 
 #[test]
