@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rustvllm import _core
+from rustvllm.layers.whole_rows import FileRows
 
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 
@@ -203,7 +204,7 @@ def test_rows_out_of_a_file_are_those_out_of_memory(name, interleaved, tmp_path)
     half = rows // 2
     row_bytes = given.shape[1]
     for begin in (half, 0):
-        from_file.pack_file(3 + begin, half, name, path, ahead + begin * row_bytes, interleaved_rows=interleaved)
+        pack_file(from_file, 3 + begin, half, name, path, ahead + begin * row_bytes, interleaved)
     if interleaved:  # what llama.cpp's converter did is undone
         given = given.reshape(-1, interleaved // 2, 2, row_bytes).swapaxes(1, 2).reshape(rows, row_bytes)
     from_memory.pack_blocks(3, name, np.ascontiguousarray(given))
@@ -214,21 +215,107 @@ def test_rows_out_of_a_file_are_those_out_of_memory(name, interleaved, tmp_path)
     assert np.array_equal(out[0], out[1])
 
 
+def pack_file(packed, first_row, num_rows, name, path, offset, interleaved=0):
+    """One tensor alone."""
+    row_bytes = packed.in_features // SIZES[name][0] * SIZES[name][1]
+    rows = FileRows(path, offset, row_bytes, name, interleaved)
+    failed = _core.pack_files(_core.CpuThreads(2), [(packed, first_row, num_rows, rows)], [])
+    if failed is not None:
+        assert failed[0] == 0
+        raise failed[1]
+
+
 def test_a_file_that_ends_too_early_packs_nothing(tmp_path):
     packed = _core.PackedLinear(_core.CpuThreads(2), 2, 64, "int8", 32)
     path = tmp_path / "rows"
     path.write_bytes(bytes(2 * 68 - 1))
     with pytest.raises(OSError, match="failed to fill whole buffer") as caught:
-        packed.pack_file(0, 2, "Q8_0", path, 0)
+        pack_file(packed, 0, 2, "Q8_0", path, 0)
     assert caught.value.errno is None
     with pytest.raises(FileNotFoundError):
-        packed.pack_file(0, 2, "Q8_0", tmp_path / "nowhere", 0)
+        pack_file(packed, 0, 2, "Q8_0", tmp_path / "nowhere", 0)
     with pytest.raises(ValueError, match="2 rows cannot lie in turns, 3 together"):
-        packed.pack_file(0, 2, "Q8_0", path, 0, interleaved_rows=3)
+        pack_file(packed, 0, 2, "Q8_0", path, 0, 3)
     with pytest.raises(ValueError, match="2 rows cannot lie in turns, 4 together"):
-        packed.pack_file(0, 2, "Q8_0", path, 0, interleaved_rows=4)
+        pack_file(packed, 0, 2, "Q8_0", path, 0, 4)
     with pytest.raises(ValueError, match="rows 1 to 3"):
-        packed.pack_file(1, 2, "Q8_0", path, 0)
+        pack_file(packed, 1, 2, "Q8_0", path, 0)
     path.write_bytes(bytes(2 * 68))
-    packed.pack_file(0, 2, "Q8_0", path, 0)
+    pack_file(packed, 0, 2, "Q8_0", path, 0)
     packed.forward(np.zeros((1, 64), np.float32), np.zeros((1, 2), np.float32))
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Rows of Q8_0 of 64 inputs in a file, after seven other bytes: where some of them lie, and the bytes of all."""
+    blocks = random_blocks("Q8_0", 2 * 400).reshape(-1, 34)
+    blocks[:, 1] &= 0x3B  # scales that are finite
+    (tmp_path / "rows").write_bytes(bytes(7) + blocks.tobytes())
+    return (lambda row: FileRows(tmp_path / "rows", 7 + 68 * row, 68, "Q8_0", 0)), blocks.reshape(-1, 68)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_many_layers_and_tables_are_filled_at_once(stored, num_threads):
+    rows_from, blocks = stored
+    threads = _core.CpuThreads(num_threads)
+    whole, parted = (_core.PackedLinear(threads, 100, 64, "int8", 32) for _ in range(2))
+    tables = np.zeros((2, 150, 68), np.uint8)
+    layers = [
+        (parted, 70, 30, rows_from(5)),  # rows 33 to 69 are missing, and come from elsewhere
+        (whole, 0, 100, rows_from(200)),
+        (parted, 3, 30, rows_from(100)),
+        (parted, 0, 3, rows_from(300)),
+    ]
+    reads = [(tables[0], rows_from(0)), (tables[1, :90], rows_from(250))]
+    assert _core.pack_files(threads, layers, reads) is None
+    assert np.array_equal(tables[0], blocks[:150])
+    assert np.array_equal(tables[1, :90], blocks[250:340])
+    assert not tables[1, 90:].any()
+    for packed, places in (
+        (whole, {0: range(200, 300)}),
+        (parted, {70: range(5, 35), 3: range(100, 130), 0: range(300, 303)}),
+    ):
+        for first, of in places.items():
+            out = np.empty((len(of), 64), np.float32)
+            packed.unpack_rows(np.arange(first, first + len(of)), out)
+            assert out.any()
+            assert np.array_equal(out.reshape(-1), expected("Q8_0", blocks[of.start : of.stop]))
+    x, out = np.zeros((1, 64), np.float32), np.zeros((1, 100), np.float32)
+    whole.forward(x, out)
+    with pytest.raises(ValueError, match="37 of the weight's 100 rows have not been packed"):
+        parted.forward(x, out)
+
+
+def test_what_cannot_be_packed_is_named_by_its_place(stored):
+    rows_from, blocks = stored
+    threads = _core.CpuThreads(2)
+    first, second = (_core.PackedLinear(threads, 100, 64, "int8", 32) for _ in range(2))
+    table = np.zeros((100, 68), np.uint8)
+    good = [(first, 0, 100, rows_from(0)), (second, 50, 50, rows_from(0)), (second, 0, 50, rows_from(100))]
+
+    def failed(layers, tables=()):
+        place, error = _core.pack_files(threads, layers, list(tables))
+        return place, type(error), str(error)
+
+    path = rows_from(0).file
+    spoiled = blocks.copy()
+    spoiled[120, :2] = 0xFF, 0x7F  # no number
+    path.write_bytes(bytes(7) + spoiled.tobytes())
+    place, kind, message = failed(good)
+    assert (place, kind) == (2, ValueError)
+    assert "row 20 " in message
+    missing = FileRows(path.with_name("nowhere"), 0, 68, "Q8_0", 0)
+    assert failed([good[0], (second, 0, 50, missing)])[:2] == (1, FileNotFoundError)
+    assert failed([good[0]], [(table, rows_from(0)), (table, missing)])[:2] == (2, FileNotFoundError)
+    assert failed([good[0]], [(table, rows_from(301))])[:2] == (1, OSError), "the file ends within the table"
+    assert failed([good[0], (second, 0, 50, rows_from(351))])[:2] == (1, OSError)
+    assert failed([good[0], (second, 51, 50, rows_from(0))])[:2] == (1, ValueError)
+    place, kind, message = failed([good[0], (second, 0, 50, FileRows(path, 7, 34, "Q8_0", 0))])
+    assert (place, kind) == (1, ValueError)
+    assert "rows of 34 bytes are given, but 64 inputs take 68" in message
+    second.pack_blocks(0, "Q8_0", blocks[:100])
+    second.forward(np.zeros((1, 64), np.float32), np.zeros((1, 100), np.float32))
+    table.flags.writeable = False
+    with pytest.raises(ValueError, match="writable"):
+        _core.pack_files(threads, [], [(table, rows_from(0))])
+    assert _core.pack_files(threads, [], []) is None

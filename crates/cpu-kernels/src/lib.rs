@@ -69,8 +69,8 @@ pub use lora::{DeltaError, LayerDelta, Up};
 pub use norm::norm_row::{Norm, NormKind};
 pub use norm::{Sum, add_norm, norm};
 pub use packed::{
-    LinearError, Matrix, PackedLinear, Quantized, QuantizedRow, ScaleForm, WeightElement, WeightKind,
-    ZeroForm,
+    Filling, LinearError, Matrix, PackedLinear, Quantized, QuantizedRow, ScaleForm, WeightElement,
+    WeightKind, ZeroForm, fill_together,
 };
 pub use peak::{PeakKind, peak};
 pub use reading::read_once;

@@ -8,6 +8,7 @@
 //! are neighbours, which one instruction sums, and the inputs are padded to whole blocks.
 
 mod error;
+mod filling;
 mod matrix;
 mod narrow;
 mod quads;
@@ -21,6 +22,7 @@ use half::{bf16, f16};
 pub(crate) use self::error::check_rows;
 pub use self::{
     error::LinearError,
+    filling::{Filling, fill_together},
     matrix::{Matrix, WeightElement},
     quantized::{Quantized, QuantizedRow, ScaleForm, ZeroForm},
 };
@@ -387,10 +389,6 @@ impl PackedLinear {
         rows: Matrix<'_, T>,
         threads: &Threads,
     ) -> Result<(), LinearError> {
-        let end = first_row.saturating_add(rows.num_rows);
-        if end > self.out_features {
-            return Err(LinearError::Rows { first: first_row, end, out_features: self.out_features });
-        }
         if rows.num_columns != self.in_features {
             let (found, expected) = (rows.num_columns, self.in_features);
             return Err(LinearError::Length { name: "a row of the weight", found, expected });
@@ -398,9 +396,7 @@ impl PackedLinear {
         if self.input_order.is_some() {
             return Err(LinearError::Ordered);
         }
-        for is_packed in &mut self.is_packed[first_row..end] {
-            self.num_packed -= usize::from(std::mem::replace(is_packed, false));
-        }
+        let given = self.give_rows(first_row, rows.num_rows)?;
         match self.kind {
             WeightKind::F32 => self.pack_each(first_row, &rows, threads, T::widen),
             WeightKind::Bf16 => self.pack_each(first_row, &rows, threads, T::narrow),
@@ -414,7 +410,7 @@ impl PackedLinear {
                     .round_quantized(form, first_row, count, threads, |index, k| rows.get(index, k).widen());
             }
         }
-        self.is_packed[first_row..end].fill(true);
+        self.is_packed[given.rows].fill(true);
         self.num_packed += rows.num_rows;
         Ok(())
     }

@@ -2,8 +2,10 @@
 
 pub(crate) mod arrays;
 pub(crate) mod attention;
+mod block_rows;
 pub(crate) mod decoder;
 mod file_rows;
+pub(crate) mod filling;
 pub(crate) mod linear;
 pub(crate) mod lora;
 pub(crate) mod norms;

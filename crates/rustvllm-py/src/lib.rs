@@ -60,6 +60,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     transport::server::register(module)?;
     cpu::threads::register(module)?;
     cpu::attention::register(module)?;
+    cpu::filling::register(module)?;
     cpu::linear::register(module)?;
     cpu::lora::register(module)?;
     cpu::norms::register(module)?;

@@ -35,6 +35,7 @@ from rustvllm._core._grammar import grammar_as_lark as grammar_as_lark
 from rustvllm._core._linear import CpuThreads as CpuThreads
 from rustvllm._core._linear import PackedLinear as PackedLinear
 from rustvllm._core._linear import layer_norm as layer_norm
+from rustvllm._core._linear import pack_files as pack_files
 from rustvllm._core._linear import rms_norm as rms_norm
 from rustvllm._core._output import OutputProcessor as OutputProcessor
 from rustvllm._core._output import RequestDelta as RequestDelta

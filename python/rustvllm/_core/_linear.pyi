@@ -1,10 +1,25 @@
 """Types of the packed products and norms in ``rustvllm._core``, where they are found; no module has this name."""
 
-from os import PathLike
-from typing import Any, Literal, Self, final
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self, final
 
 import numpy as np
 import numpy.typing as npt
+
+class _FileRows(Protocol):
+    """Where the rows of a tensor lie in a file: see ``whole_rows.FileRows``."""
+
+    @property
+    def file(self) -> Path: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def type_name(self) -> str: ...
+    @property
+    def interleaved_rows(self) -> int: ...
 
 @final
 class CpuThreads:
@@ -118,23 +133,6 @@ class PackedLinear:
 
         Raises ``ValueError`` for another kind or type, lengths that do not fit, and scales that are not finite.
         """
-    def pack_file(
-        self,
-        first_row: int,
-        num_rows: int,
-        type_name: str,
-        path: str | PathLike[str],
-        offset: int,
-        *,
-        interleaved_rows: int = 0,
-    ) -> None:
-        """As ``pack_blocks``, from a file, of which each thread reads the rows that it packs.
-
-        The first row begins at ``offset``. Of ``interleaved_rows`` rows of the file those of the first half and of the
-        second lie in turns; 0: they have their order.
-
-        Raises ``OSError`` when the file cannot be read or ends too early, else what ``pack_blocks`` raises.
-        """
     def pack_whole(
         self,
         first_row: int,
@@ -206,6 +204,21 @@ class PackedLinear:
 
         Raises ``ValueError`` for a row that there is not; the rows before it are written then.
         """
+
+def pack_files(
+    threads: CpuThreads,
+    layers: Sequence[tuple[PackedLinear, int, int, _FileRows]],
+    tables: Sequence[tuple[npt.NDArray[np.uint8], _FileRows]],
+) -> tuple[int, Exception] | None:
+    """As ``PackedLinear.pack_blocks``, of many layers at once, from files that the packing threads read.
+
+    Of each tensor of ``layers``: the layer, the first row there, how many, and where they lie. ``tables`` are
+    arrays of bytes ``[rows, bytes of a row]``, which are read as they are.
+
+    What cannot be done is returned: the tensor's place among the layers, or among the tables after them, with an
+    ``OSError`` when the file cannot be read or ends too early, else with what ``pack_blocks`` raises. What has no
+    part in that may be packed then or not.
+    """
 
 def layer_norm(
     threads: CpuThreads,

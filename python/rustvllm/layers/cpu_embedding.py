@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rustvllm import _core
 from rustvllm.layers.cpu_linear import CoreLinear
+from rustvllm.layers.host_array import empty_bytes
 
 
 class NarrowEmbedding:
@@ -56,7 +57,7 @@ class BlockEmbedding:
 
     def __init__(self, type_name: str, shape: tuple[int, int], row_bytes: int, dtype: torch.dtype) -> None:
         self._type_name, self._width, self._dtype = type_name, shape[1], dtype
-        self._rows = torch.empty((shape[0], row_bytes), dtype=torch.uint8, device="cpu")
+        self._rows = empty_bytes(shape[0] * row_bytes).view(-1, row_bytes)
 
     @property
     def nbytes(self) -> int:

@@ -34,7 +34,7 @@ from rustvllm.layers.cpu_linear_choice import PLAIN, Choice, best_matrix_rows, c
 from rustvllm.layers.cpu_linear_log import log_narrow_products, log_rounding
 from rustvllm.layers.cpu_narrow_layers import NARROW_KINDS, NarrowLayers
 from rustvllm.layers.cpu_whole_layers import WholeLayers
-from rustvllm.layers.linear import Embedding, Linear, LinearKernel
+from rustvllm.layers.linear import Embedding, Linear, LinearKernel, empty_parameter_like
 from rustvllm.layers.parallel import RowLinear
 from rustvllm.layers.whole_rows import FileRows, StoredWords, WholeForm, storage_of
 from rustvllm.logger import init_logger
@@ -234,19 +234,18 @@ class LinearPacker:
             return self._as_stored.table_rows(target)
         return None if self._whole is None else self._whole.table_rows(target, type_name, row_bytes)
 
-    def takes_file(self, target: Tensor) -> bool:
-        """See ``WholeLayers.takes_file``."""
+    def layer_rows(self, target: Tensor) -> tuple[_core.PackedLinear, int] | None:
+        """See ``WholeLayers.layer_rows``."""
         if self._as_stored is not None and self._as_stored.takes(target):
-            return self._as_stored.takes_file(target)
-        return self._whole is not None and self._whole.takes_file(target)
+            return self._as_stored.layer_rows(target)
+        return None if self._whole is None else self._whole.layer_rows(target)
 
-    def pack_file(self, target: Tensor, num_rows: int, first_row: int, rows: FileRows) -> None:
-        """Take rows of a tensor out of a file; see ``WholeLayers.pack_file``."""
-        if self._as_stored is not None and self._as_stored.takes(target):
-            self._as_stored.pack_file(target, num_rows, first_row, rows)
-            return
-        assert self._whole is not None
-        self._whole.pack_file(target, num_rows, first_row, rows)
+    def pack_files(
+        self, layers: list[tuple[_core.PackedLinear, int, int, FileRows]], tables: list[tuple[Tensor, FileRows]]
+    ) -> tuple[int, Exception] | None:
+        """See ``_core.pack_files``."""
+        arrays = [(table.numpy(), rows) for table, rows in tables]
+        return _core.pack_files(self._threads, layers, arrays)
 
     def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
         """Take rows of a tensor as whole numbers and scales; see ``WholeLayers.pack_whole``."""
@@ -263,31 +262,40 @@ class LinearPacker:
         self._whole.pack_words(target, words)
 
     def make_room(self, model: nn.Module) -> None:
-        """See ``LayerPacker.make_room``: nothing was left out, since pages that nothing was written to take none."""
+        """See ``LayerPacker.make_room``; pages that nothing was written to take no memory."""
+        for module in model.modules():
+            for name, shape in list(module.named_parameters(recurse=False)):
+                if not shape.is_meta or self.takes(shape):
+                    continue
+                narrow = self._narrow.pop(storage_of(shape), None)
+                parameter = empty_parameter_like(shape, "cpu")
+                setattr(module, name, parameter)
+                if narrow is not None:
+                    self._narrow[storage_of(parameter)] = narrow
 
     def watch(self, model: nn.Module, embedding: Tensor | None) -> None:
         """Note what must be filled before each layer can be packed; ``filled`` then packs it.
 
         Args:
-            model: With memory; pages that nothing was written to take none.
+            model: With memory, but for what is kept as it is stored.
             embedding: As in the constructor.
         """
         for linear in model.modules():
             if isinstance(linear, Linear) and linear.weight is not embedding:
                 tensors = [linear.weight, *([] if linear.bias is None else [linear.bias])]
                 entry = (linear, [sum(tensor.numel() for tensor in tensors)])
-                self._missing |= {tensor.untyped_storage().data_ptr(): entry for tensor in tensors}
+                self._missing |= {storage_of(tensor): entry for tensor in tensors}
 
     def filled(self, target: Tensor) -> None:
         """Hear that a parameter, or a part of one, has its values: the layer may be complete."""
-        linear, left = self._missing.get(target.untyped_storage().data_ptr(), (None, [0]))
+        linear, left = self._missing.get(storage_of(target), (None, [0]))
         if linear is None:
             return
         left[0] -= target.numel()
         if left[0] == 0:
             for tensor in (linear.weight, linear.bias):
                 if tensor is not None:
-                    self._missing.pop(tensor.untyped_storage().data_ptr(), None)
+                    self._missing.pop(storage_of(tensor), None)
             self._pack(linear)
 
     def finish(self, model: nn.Module, embedding: Tensor | None) -> LinearKernel | None:

@@ -16,8 +16,8 @@ from torch import Tensor
 from rustvllm import _core
 from rustvllm.layers.cpu_embedding import NarrowEmbedding
 from rustvllm.layers.cpu_linear import CoreLinear
-from rustvllm.layers.host_array import host_array
-from rustvllm.layers.whole_rows import FileRows, storage_of
+from rustvllm.layers.host_array import empty_bytes, host_array
+from rustvllm.layers.whole_rows import storage_of
 
 NARROW_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """By the names that files have for them."""
@@ -60,9 +60,9 @@ class NarrowLayers:
         """Whether rows of a tensor are wanted: of a weight, or of a part of one."""
         return storage_of(target) in self._forms
 
-    def takes_file(self, target: Tensor) -> bool:
-        """Whether rows of a tensor can be packed from where they lie in a file."""
-        return self.takes(target) and storage_of(target) not in self._tables
+    def layer_rows(self, target: Tensor) -> tuple[_core.PackedLinear, int] | None:
+        """See ``WholeLayers.layer_rows``."""
+        return self._packed_of(target) if self.takes(target) and storage_of(target) not in self._tables else None
 
     def pack_rows(self, target: Tensor, first_row: int, rows: Tensor) -> None:
         """Take rows of a weight, or of a part of it.
@@ -78,18 +78,6 @@ class NarrowLayers:
             return
         packed, offset = self._packed_of(target)
         packed.pack_rows(offset + first_row, host_array(rows.view(torch.uint16)))
-
-    def pack_file(self, target: Tensor, num_rows: int, first_row: int, rows: FileRows) -> None:
-        """Take rows of a weight, or of a part of it, out of a file; see ``WholeLayers.pack_file``."""
-        packed, offset = self._packed_of(target)
-        packed.pack_file(
-            offset + first_row,
-            num_rows,
-            rows.type_name,
-            rows.file,
-            rows.offset + first_row * rows.row_bytes,
-            interleaved_rows=rows.interleaved_rows,
-        )
 
     def table_rows(self, target: Tensor) -> Tensor | None:
         """Where the rows of an embedding that is only looked up, or of a part of one, go; None: it is not such.
@@ -123,5 +111,5 @@ class NarrowLayers:
         key = storage_of(target)
         num_vectors, width, dtype = self._forms[key]
         if key not in self._embeddings:
-            self._embeddings[key] = torch.empty((num_vectors, width), dtype=dtype, device="cpu")
+            self._embeddings[key] = empty_bytes(num_vectors * width * dtype.itemsize).view(dtype).view(-1, width)
         return self._embeddings[key].view(torch.uint8)[int(target.storage_offset()) // width :]

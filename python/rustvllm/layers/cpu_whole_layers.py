@@ -21,7 +21,6 @@ from rustvllm.layers.cpu_embedding import BlockEmbedding, PackedEmbedding
 from rustvllm.layers.cpu_linear import CoreLinear, kind_of
 from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.layers.whole_rows import (
-    FileRows,
     StoredWords,
     WholeForm,
     common_whole_form,
@@ -120,35 +119,10 @@ class WholeLayers:
         table, offset = self._table_of(target, type_name, row_bytes)
         return table.rows_from(offset)
 
-    def takes_file(self, target: Tensor) -> bool:
-        """Whether blocks of a tensor can be packed from where they lie in a file."""
-        return storage_of(target) in self._forms and storage_of(target) not in self._only_looked_up
-
-    def pack_file(self, target: Tensor, num_rows: int, first_row: int, rows: FileRows) -> None:
-        """Take rows of a layer's weight, or of a part of it, out of a file.
-
-        Args:
-            target: The weight or the part.
-            num_rows: How many.
-            first_row: Of the target, and of the rows in the file.
-            rows: Where they lie.
-
-        Raises:
-            ModelLoadError: A scale is not finite.
-            OSError: The file cannot be read, or ends too early.
-        """
-        packed, offset = self._packed_of(target)
-        try:
-            packed.pack_file(
-                offset + first_row,
-                num_rows,
-                rows.type_name,
-                rows.file,
-                rows.offset + first_row * rows.row_bytes,
-                interleaved_rows=rows.interleaved_rows,
-            )
-        except ValueError as error:
-            raise _unpackable(packed, error) from error
+    def layer_rows(self, target: Tensor) -> tuple[_core.PackedLinear, int] | None:
+        """The layer of a weight, or of a part of one, and the first row there; None: it is not one of these."""
+        key = storage_of(target)
+        return self._packed_of(target) if key in self._forms and key not in self._only_looked_up else None
 
     def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
         """Take rows of a layer's weight, or of a part of it, as whole numbers and scales.

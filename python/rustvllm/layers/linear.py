@@ -32,6 +32,14 @@ def empty_parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
 
 
+def empty_parameter_like(other: Tensor, device: torch.device | str) -> nn.Parameter:
+    """An uninitialised parameter of another's shape and dtype, on a device.
+
+    ``torch.empty_like`` of a tensor without memory would import what torch compiles with, which takes seconds.
+    """
+    return nn.Parameter(torch.empty(other.shape, dtype=other.dtype, device=device), requires_grad=False)
+
+
 class LinearKernel(Protocol):
     """Computes a dense layer from a copy of its weight in a layout of its own.
 
@@ -155,7 +163,7 @@ class Linear(nn.Module):
 
     def release_weight(self) -> None:
         """Free the memory of the weight, because the kernel has a copy; its shape and dtype remain."""
-        self.weight = nn.Parameter(torch.empty_like(self.weight, device="meta"), requires_grad=False)
+        self.weight = empty_parameter_like(self.weight, "meta")
 
 
 class Embedding(nn.Module):
@@ -178,4 +186,4 @@ class Embedding(nn.Module):
 
     def release_weight(self) -> None:
         """Free the memory of the weight, because the kernel has its numbers; its shape and dtype remain."""
-        self.weight = nn.Parameter(torch.empty_like(self.weight, device="meta"), requires_grad=False)
+        self.weight = empty_parameter_like(self.weight, "meta")

@@ -21,7 +21,7 @@ from rustvllm.exceptions import ModelLoadError
 from rustvllm.kernels import quantized_matmul
 from rustvllm.kernels.quantized_matmul import QuantizedWeight
 from rustvllm.layers.activation import Activation
-from rustvllm.layers.linear import Linear, LinearKernel, plain_linear
+from rustvllm.layers.linear import Linear, LinearKernel, empty_parameter_like, plain_linear
 from rustvllm.layers.whole_rows import (
     FEW_BITS,
     MIDDLE_4,
@@ -219,7 +219,7 @@ class DeviceLayers:
         for module in model.modules():
             is_taken = isinstance(module, Linear) and storage_of(module.weight) in self._forms
             if isinstance(module, Linear) and module.weight.is_meta and not is_taken:
-                module.weight = nn.Parameter(torch.empty_like(module.weight, device=self._device), requires_grad=False)
+                module.weight = empty_parameter_like(module.weight, self._device)
 
     @property
     def packs_rows(self) -> bool:
@@ -268,14 +268,18 @@ class DeviceLayers:
         del target, type_name, row_bytes
         return None
 
-    def takes_file(self, target: Tensor) -> bool:
-        """No tensor: what goes to a device is read into memory that it copies from."""
+    def layer_rows(self, target: Tensor) -> tuple[_core.PackedLinear, int] | None:
+        """None: what goes to a device is read into memory that it copies from."""
         del target
-        return False
+        return None
 
-    def pack_file(self, target: Tensor, num_rows: int, first_row: int, rows: FileRows) -> None:
-        """See ``takes_file``."""
-        raise TypeError(f"rows {first_row} to {first_row + num_rows} of {rows.file} are not for {target.device}")
+    def pack_files(
+        self, layers: list[tuple[_core.PackedLinear, int, int, FileRows]], tables: list[tuple[Tensor, FileRows]]
+    ) -> tuple[int, Exception] | None:
+        """Nothing: there are none, see ``layer_rows`` and ``table_rows``."""
+        assert not layers, f"{len(layers)} tensors are packed for the CPU"
+        assert not tables, f"{len(tables)} tables are read for the CPU"
+        return None
 
     def takes_words(self, target: Tensor, form: NumberForm) -> bool:
         """None: numbers are taken out of their words on the way."""

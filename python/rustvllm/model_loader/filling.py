@@ -11,16 +11,18 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from rustvllm import _core
 from rustvllm.config.checkpoint.whole_forms import NumberForm
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.linear import LinearKernel
 from rustvllm.layers.whole_rows import FileRows, StoredWords, WholeForm
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, MAX_NAMED, StoredTensor
+from rustvllm.model_loader.file_packing import FileBatch
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_numbers import dense_rows, has_words, stored_words, whole_rows
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor, ZeroBias
-from rustvllm.model_loader.reading import StoredChange, TensorReader, unreadable
+from rustvllm.model_loader.reading import StoredChange, TensorReader
 from rustvllm.model_loader.slicing import Slices, check_cuts, clear_missing, cut_pieces, missing_rows, slices_of
 from rustvllm.models.interface import CausalLM
 
@@ -62,12 +64,17 @@ class BlockPacker(Protocol):
         """Where blocks of an embedding that is only looked up go as they are; None: the tensor is not such."""
         ...
 
-    def takes_file(self, target: Tensor) -> bool:
-        """Whether blocks of a tensor can be taken from where they lie in a file."""
+    def layer_rows(self, target: Tensor) -> tuple[_core.PackedLinear, int] | None:
+        """The packed layer that rows of a tensor go to from where they lie in a file, and the first one's place there.
+
+        None: they are not taken so.
+        """
         ...
 
-    def pack_file(self, target: Tensor, num_rows: int, first_row: int, rows: FileRows) -> None:
-        """Take rows of a tensor out of a file."""
+    def pack_files(
+        self, layers: list[tuple[_core.PackedLinear, int, int, FileRows]], tables: list[tuple[Tensor, FileRows]]
+    ) -> tuple[int, Exception] | None:
+        """Pack what ``layer_rows`` and ``table_rows`` were asked for; see ``_core.pack_files``."""
         ...
 
     def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
@@ -118,7 +125,7 @@ class LayerPacker(BlockPacker, Protocol):
         ...
 
     def make_room(self, model: nn.Module) -> None:
-        """Give the weights that were left out their memory, but for those that are kept as they are stored."""
+        """Give parameters that are shapes alone their memory, but for weights that are kept as they are stored."""
         ...
 
     def watch(self, model: nn.Module, embedding: Tensor | None) -> None:
@@ -202,17 +209,23 @@ def fill_from_checkpoint(
         + sum(_num_bytes(source, match.slices.get(name)) for _, source, name in doubles)
     )
     stored_changes = {sources[name].name: StoredChange(sources[name], change) for name, change in changes.items()}
+    batch = None if block_packer is None else FileBatch(block_packer, progress, filled)
     with TensorReader(progress, changes=stored_changes) as reader:
         for name, source in sorted(sources.items(), key=lambda item: (item[1].file, item[1].offset)):
             target, cut = targets.pop(name), match.slices.get(name)
             for piece, place in _pieces(source, target, cut):
                 # What is compared below must be there.
-                _fill(reader, piece, place, block_packer, is_compared=name in tied)
+                _fill(reader, piece, place, block_packer, batch, is_compared=name in tied)
                 del place
             if cut is not None and block_packer is not None and block_packer.takes(target):
                 _pack_missing(source, target, cut, block_packer)
-            filled(target)
+            if batch is None:
+                filled(target)
+            else:
+                batch.end_target(target)
             del target  # what is packed gives its memory up
+        if batch is not None:
+            batch.pack()
         for alias, source, name in doubles:
             cut = match.slices.get(name)
             if not all(_equals(reader, piece, place) for piece, place in _pieces(source, tied[name], cut)):
@@ -223,7 +236,7 @@ def fill_from_checkpoint(
                     alias,
                 )
                 for piece, place in _pieces(source, model.untie(alias), cut):
-                    _fill(reader, piece, place, None, is_compared=False)
+                    _fill(reader, piece, place, None, None, is_compared=False)
 
 
 def _pieces(source: StoredTensor, target: Tensor, cut: Slices | None) -> Iterator[tuple[StoredTensor, Tensor]]:
@@ -256,14 +269,22 @@ def _whole_shape(target: Tensor, cut: Slices | None) -> tuple[int, ...]:
 
 
 def _fill(
-    reader: TensorReader, source: StoredTensor, target: Tensor, packer: BlockPacker | None, *, is_compared: bool
+    reader: TensorReader,
+    source: StoredTensor,
+    target: Tensor,
+    packer: BlockPacker | None,
+    batch: FileBatch | None,
+    *,
+    is_compared: bool,
 ) -> None:
-    """Give a tensor to what packs it, and fill it where nothing does or it is looked at again."""
+    """Give a tensor to what packs it, now or in a batch, and fill it where nothing does or it is looked at again."""
     taker = packer if packer is not None and packer.takes(target) else None
     if isinstance(source, QuantizedTensor):
         _fill_quantized(reader, source, target, taker, is_compared=is_compared)
-    elif taker is not None:
+    elif taker is not None and (is_compared or batch is None or not _pack_later(reader, source, target, taker, batch)):
         _pack(reader, source, target, taker, is_compared=is_compared)
+    elif taker is not None:
+        return
     else:
         reader.read_into(source, target)
 
@@ -295,23 +316,28 @@ def _equals(reader: TensorReader, source: StoredTensor, other: Tensor) -> bool:
     )
 
 
+def _pack_later(
+    reader: TensorReader, source: StoredTensor, target: Tensor, packer: BlockPacker, batch: FileBatch
+) -> bool:
+    """Have a tensor packed from where it lies in its file; False: it cannot be."""
+    rows = reader.rows_in_file(source)
+    if rows is None:
+        return False
+    if rows.interleaved_rows == 0:
+        table = packer.table_rows(target, source.dtype, rows.row_bytes)
+        if table is not None:
+            batch.add_table(source, table, rows)
+            return True
+    place = packer.layer_rows(target.t() if source.is_turned else target)
+    if place is not None:
+        batch.add_rows(source, *place, rows)
+    return place is not None
+
+
 def _pack(
     reader: TensorReader, source: StoredTensor, target: Tensor, packer: BlockPacker, *, is_compared: bool
 ) -> None:
     turned = target.t() if source.is_turned else target
-    rows_in_file = None if is_compared else reader.rows_in_file(source)
-    if rows_in_file is not None and rows_in_file.interleaved_rows == 0:
-        table = packer.table_rows(target, source.dtype, rows_in_file.row_bytes)
-        if table is not None:
-            reader.read_rows(source, table)
-            return
-    if rows_in_file is not None and packer.takes_file(target):
-        for begin, count in reader.pieces_of(source, rows_in_file):
-            try:
-                packer.pack_file(turned, count, begin, rows_in_file)
-            except OSError as error:
-                raise unreadable(source, error) from error
-        return
     for begin, rows in reader.blocks(source, target.device):
         packer.pack_blocks(turned, begin, source.dtype, rows)
         if is_compared:

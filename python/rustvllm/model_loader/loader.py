@@ -29,7 +29,7 @@ from rustvllm.layers.whole_rows import WholeForm
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, StoredTensor, read_headers
 from rustvllm.model_loader.dummy_weights import fill_dummy_weights
-from rustvllm.model_loader.filling import LayerPacker, fill_from_checkpoint, match_tensors, stored_of_stage
+from rustvllm.model_loader.filling import LayerPacker, Match, fill_from_checkpoint, match_tensors, stored_of_stage
 from rustvllm.model_loader.gguf_tensors import read_gguf_headers
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor, join_quantized
@@ -88,21 +88,30 @@ def load_model(
             stored = stored_of_stage(outline, build(), stored)
     changes = {} if changes_of is None else changes_of(outline)
     packer = None if make_packer is None else make_packer(outline)
+    is_compared = False
     if packer is not None and stored is not None:
-        packer.plan(outline, outline.tied_embedding, *_stored_forms(outline, model_config.path, stored))
+        match = match_tensors(outline, model_config.path, stored)
+        packer.plan(outline, outline.tied_embedding, *_stored_forms(match))
+        is_compared = bool(match.doubles)
     size = sum(parameter.nbytes for parameter in outline.parameters())
     if packer is not None:
         size = packer.resident_bytes(size)
     if size > available_memory:
         raise ModelLoadError(_too_large(model_config.model, outline, size, available_memory, dtype, device))
     leaves_out = packer is not None and packer.leaves_weights_out
-    with _defaults(dtype, device), shared_by(group, stage), without_weights() if leaves_out else nullcontext():
-        model = build()
+    if packer is not None and not leaves_out and outline.has_parameters_alone and not is_compared:
+        model = outline  # to build it again would take longer than to pack a small model
+        packer.make_room(model)
+    else:
+        with _defaults(dtype, device), shared_by(group, stage), without_weights() if leaves_out else nullcontext():
+            model = build()
+        if packer is not None:
+            if stored is not None:
+                match = match_tensors(model, model_config.path, stored)
+                packer.plan(model, model.tied_embedding, *_stored_forms(match))
+            packer.make_room(model)
     if packer is not None:
         packer.watch(model, model.tied_embedding)
-        if stored is not None:
-            packer.plan(model, model.tied_embedding, *_stored_forms(model, model_config.path, stored))
-        packer.make_room(model)
     filled: Callable[[Tensor], None] = (lambda _: None) if packer is None else packer.filled
     with torch.inference_mode():
         if stored is None:
@@ -130,10 +139,9 @@ def _read_headers(model_config: ModelConfig) -> dict[str, StoredTensor]:
 
 
 def _stored_forms(
-    model: CausalLM, path: Path, stored: dict[str, StoredTensor]
+    match: Match,
 ) -> tuple[list[tuple[Tensor, WholeForm | None]], list[tuple[Tensor, torch.dtype]]]:
     """Every tensor of a model, with how its stored numbers have scales, if they are whole; and those in 16 bits."""
-    match = match_tensors(model, path, stored)
     forms = [(match.targets[name], _whole_form(source)) for name, source in match.sources.items()]
     narrow = [
         (match.targets[name], NARROW_DTYPES[source.dtype])

@@ -61,10 +61,6 @@ class StoredChange:
         return raw
 
 
-PIECE_BYTES = 64 << 20
-"""What is packed from a file at once; then the progress moves."""
-
-
 def unreadable(stored: StoredTensor, error: OSError) -> ModelLoadError:
     """What to say of a tensor that cannot be read; an error without a number is the end of the file."""
     if error.errno is not None:
@@ -201,18 +197,6 @@ class TensorReader:
                 rows = turns.transpose(1, 2).reshape(count, row_bytes)
             yield begin, rows
 
-    def read_rows(self, stored: StoredTensor, to: Tensor) -> None:
-        """Read the rows of a tensor as they are written down.
-
-        Args:
-            stored: One of which ``rows_in_file`` says where it lies.
-            to: uint8, dense, with room for all of them.
-
-        Raises:
-            ModelLoadError: As ``read_into``.
-        """
-        self._read(stored, stored.offset, to.view(-1)[: stored.nbytes])
-
     def rows_in_file(self, stored: StoredTensor) -> FileRows | None:
         """Where the rows of a tensor in blocks or 16 bits lie, for who reads them himself; None: not as they are."""
         num_rows = stored.file_shape[0] if stored.shape else 0
@@ -222,23 +206,6 @@ class TensorReader:
         if not is_read_so or not is_as_stored or row_bytes == 0:
             return None
         return FileRows(stored.file, stored.offset, row_bytes, stored.dtype, stored.interleaved_rows)
-
-    def pieces_of(self, stored: StoredTensor, rows: FileRows) -> Iterator[tuple[int, int]]:
-        """What is to be read together of them, so that the progress moves within a tensor of many gigabytes.
-
-        Args:
-            stored: The tensor.
-            rows: Where they lie.
-
-        Returns:
-            The first row, and how many; the next are asked for when these are read.
-        """
-        num_rows, together = stored.file_shape[0], rows.interleaved_rows or 1
-        per_piece = max(1, PIECE_BYTES // (rows.row_bytes * together)) * together
-        for begin in range(0, num_rows, per_piece):
-            count = min(per_piece, num_rows - begin)
-            yield begin, count
-            self._progress.advance(count * rows.row_bytes)
 
     @staticmethod
     def _numbers(stored: StoredTensor, rows: Tensor) -> Tensor:

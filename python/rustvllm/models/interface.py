@@ -41,6 +41,8 @@ class CausalLM(nn.Module, ABC):
         head_kernel: What computes a head that is the embedding; None: torch.
         decoder_kernel: What runs all blocks in one call; None: the modules do, one after the other.
         head_name: What checkpoints call the head's weight, after the prefix.
+        has_parameters_alone: All its tensors that depend on a device are parameters, so that one that was built without
+            memory can be given some.
         logit_cap: Logits become ``cap · tanh(logits / cap)``; None: they stay as the head gives them.
     """
 
@@ -57,6 +59,7 @@ class CausalLM(nn.Module, ABC):
     decoder_kernel: DecoderKernel | None = None
     head_name: str = "lm_head.weight"
     logit_cap: float | None = None
+    has_parameters_alone: bool = True
 
     @abstractmethod
     def __init__(self, hf_config: Mapping[str, Any], max_model_len: int) -> None:

@@ -1,9 +1,8 @@
 //! Packs weights of 16 bits from rows of bytes, as files have them: nothing is rounded, and no other form of them is made.
 
-use std::sync::{Mutex, PoisonError};
-
 use super::{
-    LinearError, MIN_SHARED_WEIGHTS, PackedLinear, Shared, WeightKind,
+    LinearError, PackedLinear, Shared, WeightKind,
+    filling::{Filling, fill_alone},
     quads::{self, Rows},
 };
 use crate::{lines::Lines, threads::Threads};
@@ -25,33 +24,37 @@ impl PackedLinear {
         first_row: usize,
         num_rows: usize,
         threads: &Threads,
-        fill: impl Fn(usize, &mut [u8]) + Sync,
+        fill: impl Fn(usize, &mut [u8]) + Send + Sync,
     ) -> Result<(), LinearError> {
+        fill_alone(self.narrow_filling(first_row, num_rows, fill)?, threads)
+    }
+
+    /// [`Self::pack_narrow_rows`] for [`super::fill_together`].
+    ///
+    /// # Errors
+    ///
+    /// Weights of another kind, or rows that the layer does not have.
+    pub fn narrow_filling<'a>(
+        &'a mut self,
+        first_row: usize,
+        num_rows: usize,
+        fill: impl Fn(usize, &mut [u8]) + Send + Sync + 'a,
+    ) -> Result<Filling<'a>, LinearError> {
         if !matches!(self.kind, WeightKind::Bf16 | WeightKind::F16) {
             return Err(LinearError::NotNarrow { kind: self.kind });
         }
-        let end = first_row.saturating_add(num_rows);
-        if end > self.out_features {
-            return Err(LinearError::Rows { first: first_row, end, out_features: self.out_features });
-        }
-        for is_packed in &mut self.is_packed[first_row..end] {
-            self.num_packed -= usize::from(std::mem::replace(is_packed, false));
-        }
+        let given = self.give_rows(first_row, num_rows)?;
         let (panel, in_features, order, has_pairs) =
             (self.kernel.panel(), self.in_features, self.order(), self.has_pairs);
         let per_row = in_features.div_ceil(2);
         let memory =
-            || LinearError::Memory { num_bytes: 8 * panel * per_row, out_features: panel, in_features };
+            move || LinearError::Memory { num_bytes: 8 * panel * per_row, out_features: panel, in_features };
         let weights = Shared(self.weights.as_mut_slice::<u16>());
-        let refused = Mutex::new(None);
-        let first_panel = first_row / panel;
-        let num_panels = if num_rows == 0 { 0 } else { end.div_ceil(panel) - first_panel };
-        let is_shared = num_rows * in_features >= MIN_SHARED_WEIGHTS;
-        threads.for_each(num_panels, is_shared, |index| {
-            let start = (first_panel + index) * panel;
-            // SAFETY: `for_each` gives each index to one thread, and the ranges of two panels do not overlap.
+        let packed = (&mut *self.is_packed, &mut self.num_packed);
+        Ok(Filling::of_rows(&given.clone(), in_features, packed, move |index| {
+            let (start, given) = given.of_panel(index);
+            // SAFETY: each panel is given to one thread, and the ranges of two panels do not overlap.
             let weights = unsafe { weights.range(start * in_features, panel * in_features) };
-            let given = start.max(first_row)..(start + panel).min(end);
             let fill_panel = |rows: &mut Lines, turned: &mut Lines| {
                 for row in given.clone() {
                     let place = (row - start) * 4 * per_row;
@@ -86,15 +89,7 @@ impl PackedLinear {
                     }
                 }
             };
-            if Rows::with_room(panel * per_row, panel * per_row, fill_panel).is_none() {
-                *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(memory());
-            }
-        });
-        if let Some(error) = refused.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            return Err(error);
-        }
-        self.is_packed[first_row..end].fill(true);
-        self.num_packed += num_rows;
-        Ok(())
+            Rows::with_room(panel * per_row, panel * per_row, fill_panel).ok_or_else(memory)
+        }))
     }
 }

@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use half::{bf16, f16};
 
 use super::{
-    LinearError, MIN_SHARED_WEIGHTS, PackedLinear, Quantized, QuantizedRow, ScaleForm, Shared, WeightKind,
-    ZeroForm,
+    LinearError, PackedLinear, Quantized, QuantizedRow, ScaleForm, Shared, WeightKind, ZeroForm,
+    filling::{Filling, fill_alone},
     quads::{self, Rows},
 };
 use crate::{lines::Lines, threads::Threads, w8a8::dot::QUAD};
@@ -30,18 +30,26 @@ impl PackedLinear {
         first_row: usize,
         num_rows: usize,
         threads: &Threads,
-        fill: impl Fn(usize, &mut [i8], &mut [f32]) + Sync,
+        fill: impl Fn(usize, &mut [i8], &mut [f32]) + Send + Sync,
     ) -> Result<(), LinearError> {
+        fill_alone(self.whole_filling(first_row, num_rows, fill)?, threads)
+    }
+
+    /// [`Self::pack_whole_rows`] for [`super::fill_together`].
+    ///
+    /// # Errors
+    ///
+    /// Weights without scales, or rows that the layer does not have.
+    pub fn whole_filling<'a>(
+        &'a mut self,
+        first_row: usize,
+        num_rows: usize,
+        fill: impl Fn(usize, &mut [i8], &mut [f32]) + Send + Sync + 'a,
+    ) -> Result<Filling<'a>, LinearError> {
         if !matches!(self.kind, WeightKind::Int8 { .. } | WeightKind::W8A8 { .. }) {
             return Err(LinearError::NotWhole { kind: self.kind });
         }
-        let end = first_row.saturating_add(num_rows);
-        if end > self.out_features {
-            return Err(LinearError::Rows { first: first_row, end, out_features: self.out_features });
-        }
-        for is_packed in &mut self.is_packed[first_row..end] {
-            self.num_packed -= usize::from(std::mem::replace(is_packed, false));
-        }
+        let given = self.give_rows(first_row, num_rows)?;
         let (panel, in_features, num_groups) = (self.kernel.panel(), self.in_features, self.num_groups());
         let (order, padded_inputs) = (self.order(), self.padded_inputs());
         let is_by_quads = matches!(self.kind, WeightKind::W8A8 { .. });
@@ -49,18 +57,14 @@ impl PackedLinear {
         let all_scales = Shared(self.scales.as_mut_slice::<u8>());
         let (room_words, scale_bytes) = ((panel * padded_inputs).div_ceil(QUAD), panel * num_groups * 4);
         let memory =
-            || LinearError::Memory { num_bytes: QUAD * room_words, out_features: panel, in_features };
-        let refused = Mutex::new(None);
-        let first_panel = first_row / panel;
-        let num_panels = if num_rows == 0 { 0 } else { end.div_ceil(panel) - first_panel };
-        let is_shared = num_rows * in_features >= MIN_SHARED_WEIGHTS;
-        threads.for_each(num_panels, is_shared, |index| {
-            let start = (first_panel + index) * panel;
-            // SAFETY: `for_each` gives each index to one thread, and the ranges of two panels do not overlap.
+            move || LinearError::Memory { num_bytes: QUAD * room_words, out_features: panel, in_features };
+        let packed = (&mut *self.is_packed, &mut self.num_packed);
+        Ok(Filling::of_rows(&given.clone(), in_features, packed, move |index| {
+            let (start, given) = given.of_panel(index);
+            // SAFETY: each panel is given to one thread, and the ranges of two panels do not overlap.
             let weights = unsafe { weights.range(start * padded_inputs, panel * padded_inputs) };
             // SAFETY: the scales of a panel are written by the thread that writes its numbers, and by no other.
             let panel_scales = unsafe { all_scales.range(start * num_groups * 4, scale_bytes) };
-            let given = start.max(first_row)..(start + panel).min(end);
             let fill_panel = |rows: &mut Lines, of_scales: &mut Lines| {
                 for row in given.clone() {
                     let output = row - start;
@@ -87,17 +91,8 @@ impl PackedLinear {
                 quads::turn(of_scales.as_slice(), num_groups, panel, outputs, panel_scales);
                 Ok(())
             };
-            let done = Rows::with_room(room_words, panel * num_groups, fill_panel);
-            if let Err(error) = done.unwrap_or_else(|| Err(memory())) {
-                *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-            }
-        });
-        if let Some(error) = refused.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            return Err(error);
-        }
-        self.is_packed[first_row..end].fill(true);
-        self.num_packed += num_rows;
-        Ok(())
+            Rows::with_room(room_words, panel * num_groups, fill_panel).unwrap_or_else(|| Err(memory()))
+        }))
     }
 
     /// Pack the rows `first_row..` of a quantised weight; a row that was packed before is replaced.
@@ -117,47 +112,52 @@ impl PackedLinear {
         first_row: usize,
         num_rows: usize,
         threads: &Threads,
-        fill: impl Fn(usize, &mut QuantizedRow) + Sync,
+        fill: impl Fn(usize, &mut QuantizedRow) + Send + Sync,
     ) -> Result<(), LinearError> {
+        fill_alone(self.quantized_filling(first_row, num_rows, fill)?, threads)
+    }
+
+    /// [`Self::pack_quantized_rows`] for [`super::fill_together`].
+    ///
+    /// # Errors
+    ///
+    /// Weights of another kind, or rows that the layer does not have.
+    pub fn quantized_filling<'a>(
+        &'a mut self,
+        first_row: usize,
+        num_rows: usize,
+        fill: impl Fn(usize, &mut QuantizedRow) + Send + Sync + 'a,
+    ) -> Result<Filling<'a>, LinearError> {
         let WeightKind::Quantized(form) = self.kind else {
             return Err(LinearError::NotWhole { kind: self.kind });
         };
-        let end = first_row.saturating_add(num_rows);
-        if end > self.out_features {
-            return Err(LinearError::Rows { first: first_row, end, out_features: self.out_features });
-        }
-        for is_packed in &mut self.is_packed[first_row..end] {
-            self.num_packed -= usize::from(std::mem::replace(is_packed, false));
-        }
+        let given = self.give_rows(first_row, num_rows)?;
         let room = self.row_of(form);
         let (outputs, panel_bytes) = (self.kernel.panel(), self.panel_bytes());
         let scale_bytes = form.bytes_of_scales(self.num_groups()) * outputs;
         let per_row = self.padded_inputs() * usize::from(form.bits) / 32;
-        let is_shared = num_rows * self.in_features >= MIN_SHARED_WEIGHTS;
         let in_features = self.in_features;
-        let memory = || LinearError::Memory {
+        let memory = move || LinearError::Memory {
             num_bytes: QUAD * outputs * per_row,
             out_features: outputs,
             in_features,
         };
         let weights = Shared(self.weights.as_mut_slice::<u8>());
         let all_scales = Shared(self.scales.as_mut_slice::<u8>());
-        let refused = Mutex::new(None);
-        let first_panel = first_row / outputs;
-        let num_panels = if num_rows == 0 { 0 } else { end.div_ceil(outputs) - first_panel };
-        threads.for_each(num_panels, is_shared, |index| {
-            let start = (first_panel + index) * outputs;
-            // SAFETY: `for_each` gives each index to one thread, and the ranges of two panels do not overlap.
-            let weights = unsafe { weights.range((first_panel + index) * panel_bytes, panel_bytes) };
+        let packed = (&mut *self.is_packed, &mut self.num_packed);
+        Ok(Filling::of_rows(&given.clone(), in_features, packed, move |index| {
+            let (start, given) = given.of_panel(index);
+            let panel = start / outputs;
+            // SAFETY: each panel is given to one thread, and the ranges of two panels do not overlap.
+            let weights = unsafe { weights.range(panel * panel_bytes, panel_bytes) };
             // SAFETY: the scales of a panel are written by the thread that writes its numbers, and by no other.
-            let scales = unsafe { all_scales.range((first_panel + index) * scale_bytes, scale_bytes) };
+            let scales = unsafe { all_scales.range(panel * scale_bytes, scale_bytes) };
             let mut filled = QuantizedRow {
                 numbers: room.numbers.clone(),
                 scales: room.scales.clone(),
                 offsets: room.offsets.clone(),
                 factors: room.factors.clone(),
             };
-            let given = start.max(first_row)..(start + outputs).min(end);
             let fill_panel = |rows: &mut Lines, _: &mut Lines| {
                 for row in given.clone() {
                     let output = row - start;
@@ -173,18 +173,8 @@ impl PackedLinear {
                 quads::turn(rows.as_slice(), per_row, outputs, given, weights);
                 Ok(())
             };
-            if let Err(error) =
-                Rows::with_room(outputs * per_row, 0, fill_panel).unwrap_or_else(|| Err(memory()))
-            {
-                *refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-            }
-        });
-        if let Some(error) = refused.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            return Err(error);
-        }
-        self.is_packed[first_row..end].fill(true);
-        self.num_packed += num_rows;
-        Ok(())
+            Rows::with_room(outputs * per_row, 0, fill_panel).unwrap_or_else(|| Err(memory()))
+        }))
     }
 
     /// Round rows to a form without levels: see [`round_group`].

@@ -66,7 +66,7 @@ impl FileRows {
                 window.number == self.number && (window.first..window.first + window.len).contains(&place);
             if !is_there && let Err(error) = self.fill(window, place) {
                 window.number = 0;
-                self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                self.fail(error);
                 return;
             }
             let start = (place - window.first) * self.row_bytes;
@@ -74,13 +74,24 @@ impl FileRows {
         });
     }
 
+    /// Read bytes that are not looked at: from `place` on, counted from the first row's first.
+    pub(crate) fn read_at(&self, place: u64, to: &mut [u8]) {
+        if let Err(error) = self.file.read_exact_at(to, self.offset + place) {
+            self.fail(error);
+        }
+    }
+
+    fn fail(&self, error: io::Error) {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
     /// What went wrong, if anything did.
     ///
     /// # Errors
     ///
     /// The first row that could not be read says why.
-    pub(crate) fn finish(self) -> io::Result<()> {
-        self.failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    pub(crate) fn finish(&self) -> io::Result<()> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
     }
 
     fn fill(&self, window: &mut Window, place: usize) -> io::Result<()> {

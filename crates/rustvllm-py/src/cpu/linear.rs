@@ -1,13 +1,12 @@
 //! Products with packed weights on the CPU for Python: arrays in, checked, and the kernels called on their memory in place.
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use ::cpu_kernels::{
-    Activation, Element, Epilogue, Kernel, LinearError, Matrix, OutRows, PackedLinear, Quantized,
-    QuantizedRow, Residual, ScaleForm, Threads, WeightElement, WeightKind, ZeroForm, bf16, f16, linear::work,
-    read_once,
+    Activation, Element, Epilogue, Kernel, LinearError, Matrix, OutRows, PackedLinear, QuantizedRow,
+    Residual, ScaleForm, Threads, WeightElement, WeightKind, ZeroForm, bf16, f16, fill_together,
+    linear::work, read_once,
 };
-use ::gguf::{BlockError, TensorType};
 use pyo3::{
     buffer::{self, PyBuffer},
     exceptions::{PyRuntimeError, PyTypeError, PyValueError},
@@ -17,7 +16,7 @@ use pyo3::{
 use crate::{
     cpu::{
         arrays::{Rows, Vector, dimensions, expect_aligned, view},
-        file_rows::FileRows,
+        block_rows::{blocks_filling, check_blocks, row_bytes},
         threads::CpuThreads,
         weight_kind::{kind_name, weight_kind},
         word_rows::WordRows,
@@ -147,40 +146,17 @@ impl CpuLinear {
         let tensor_type = crate::gguf::type_named(type_name)?;
         let rows = Rows::<u8>::new("blocks", blocks)?;
         rows.expect_contiguous()?;
-        let row_bytes = self.layer.in_features() / tensor_type.block() * tensor_type.block_bytes();
+        check_blocks(&self.layer, tensor_type)?;
+        let row_bytes = row_bytes(&self.layer, tensor_type);
         rows.expect_shape(rows.len, row_bytes)?;
         // SAFETY: the view keeps the memory; any byte is one.
         let bytes = unsafe { std::slice::from_raw_parts(rows.start::<u8>(), rows.extent()) };
-        let row_of =
-            |row: usize, take: &mut dyn FnMut(&[u8])| take(&bytes[row * row_bytes..(row + 1) * row_bytes]);
-        self.pack_rows_of_blocks(py, first_row, rows.len, tensor_type, &row_of)
-    }
-
-    #[pyo3(signature = (first_row, num_rows, type_name, path, offset, *, interleaved_rows=0))]
-    #[expect(clippy::too_many_arguments, reason = "they are where a tensor lies, for Python by name")]
-    fn pack_file(
-        &mut self,
-        py: Python<'_>,
-        first_row: usize,
-        num_rows: usize,
-        type_name: &str,
-        path: PathBuf,
-        offset: u64,
-        interleaved_rows: usize,
-    ) -> PyResult<()> {
-        let tensor_type = crate::gguf::type_named(type_name)?;
-        let are_whole = interleaved_rows == 0 || num_rows.is_multiple_of(interleaved_rows);
-        if !interleaved_rows.is_multiple_of(2) || !are_whole {
-            return Err(PyValueError::new_err(format!(
-                "{num_rows} rows cannot lie in turns, {interleaved_rows} together"
-            )));
-        }
-        let row_bytes = self.layer.in_features() / tensor_type.block() * tensor_type.block_bytes();
-        let rows = FileRows::open(&path, offset, (num_rows, row_bytes), interleaved_rows)?;
-        let row_of = |row: usize, take: &mut dyn FnMut(&[u8])| rows.with_row(row, take);
-        let packed = self.pack_rows_of_blocks(py, first_row, num_rows, tensor_type, &row_of);
-        rows.finish()?; // what could not be read is the cause of what could not be packed
-        packed
+        let threads = Arc::clone(&self.threads);
+        let filling = blocks_filling(self.layer_to_fill()?, first_row, rows.len, tensor_type, |row, take| {
+            take(&bytes[row * row_bytes..(row + 1) * row_bytes]);
+        });
+        let filling = filling.map_err(linear_error)?;
+        py.detach(|| fill_together(vec![filling], &threads)).map_err(|(_, error)| linear_error(error))
     }
 
     #[pyo3(signature = (first_row, numbers, scales, zeros=None))]
@@ -312,7 +288,7 @@ impl CpuLinear {
 }
 
 impl CpuLinear {
-    fn layer_to_fill(&mut self) -> PyResult<&mut PackedLinear> {
+    pub(crate) fn layer_to_fill(&mut self) -> PyResult<&mut PackedLinear> {
         Arc::get_mut(&mut self.layer).ok_or_else(|| {
             PyRuntimeError::new_err("the layer is part of a decoder, so its weight and bias stay as they are")
         })
@@ -332,7 +308,7 @@ impl CpuLinear {
         num_rows: usize,
         scales: &Bound<'_, PyAny>,
         zeros: Option<&Bound<'_, PyAny>>,
-        row: impl Fn(usize, &mut [i8]) + Sync,
+        row: impl Fn(usize, &mut [i8]) + Send + Sync,
     ) -> PyResult<()> {
         let (kind, group_size) = (self.layer.kind(), self.whole_group_size()?);
         let num_groups = self.layer.in_features().div_ceil(group_size);
@@ -376,63 +352,6 @@ impl CpuLinear {
         let fill = |index: usize, to: &mut [i8], scales: &mut [f32]| {
             row(index, to);
             scales.copy_from_slice(&scales_from.data[index * scales_from.stride..][..scales.len()]);
-        };
-        py.detach(|| layer.pack_whole_rows(first_row, num_rows, &threads, fill)).map_err(linear_error)
-    }
-
-    /// Pack rows whose bytes `row_of` gives to what it is called with.
-    fn pack_rows_of_blocks(
-        &mut self,
-        py: Python<'_>,
-        first_row: usize,
-        num_rows: usize,
-        tensor_type: TensorType,
-        row_of: &(impl Fn(usize, &mut dyn FnMut(&[u8])) + Sync),
-    ) -> PyResult<()> {
-        let (kind, in_features) = (self.layer.kind(), self.layer.in_features());
-        if matches!((kind, tensor_type.name()), (WeightKind::F16, "F16") | (WeightKind::Bf16, "BF16")) {
-            let threads = Arc::clone(&self.threads);
-            let layer = self.layer_to_fill()?;
-            let fill = |row: usize, to: &mut [u8]| row_of(row, &mut |bytes| to.copy_from_slice(bytes));
-            return py
-                .detach(|| layer.pack_narrow_rows(first_row, num_rows, &threads, fill))
-                .map_err(linear_error);
-        }
-        let group_size = self.whole_group_size()?;
-        let no_row = vec![0; in_features / tensor_type.block() * tensor_type.block_bytes()];
-        let groups = in_features.div_ceil(group_size);
-        let threads = Arc::clone(&self.threads);
-        if let WeightKind::Quantized(form) = kind {
-            // What is wrong with one row's lengths is wrong with every row's: said before any is packed.
-            let slots =
-                if form.scales == ScaleForm::TwoLevel { groups / form.level_groups() } else { groups };
-            let mut row = QuantizedRow {
-                numbers: vec![0; in_features],
-                scales: vec![0.0; slots],
-                offsets: vec![0.0; if form.zeros == ZeroForm::Middle { 0 } else { slots }],
-                factors: vec![[0; 2]; groups],
-            };
-            unpack_quantized(tensor_type, form, &no_row, &mut row).map_err(crate::gguf::block_error)?;
-            let layer = self.layer_to_fill()?;
-            let fill = |row: usize, to: &mut QuantizedRow| {
-                row_of(row, &mut |bytes| {
-                    let done = unpack_quantized(tensor_type, form, bytes, to);
-                    debug_assert!(done.is_ok(), "the lengths were tried above");
-                });
-            };
-            return py
-                .detach(|| layer.pack_quantized_rows(first_row, num_rows, &threads, fill))
-                .map_err(linear_error);
-        }
-        tensor_type
-            .whole_numbers(&no_row, group_size, &mut vec![0; in_features], &mut vec![0.0; groups])
-            .map_err(crate::gguf::block_error)?;
-        let layer = self.layer_to_fill()?;
-        let fill = |row: usize, numbers: &mut [i8], scales: &mut [f32]| {
-            row_of(row, &mut |bytes| {
-                let done = tensor_type.whole_numbers(bytes, group_size, numbers, scales);
-                debug_assert!(done.is_ok(), "the lengths were tried above");
-            });
         };
         py.detach(|| layer.pack_whole_rows(first_row, num_rows, &threads, fill)).map_err(linear_error)
     }
@@ -519,21 +438,4 @@ fn indices(py: Python<'_>, order: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     let view = native_buffer::<u32>(order)
         .map_err(|error| PyTypeError::new_err(format!("order must be an array of uint32: {error}")))?;
     view.to_vec(py)
-}
-
-/// A row of blocks in the form of a layer.
-fn unpack_quantized(
-    tensor_type: TensorType,
-    form: Quantized,
-    bytes: &[u8],
-    to: &mut QuantizedRow,
-) -> Result<(), BlockError> {
-    let QuantizedRow { numbers, scales, offsets, factors } = to;
-    match (form.scales, form.zeros) {
-        (ScaleForm::TwoLevel, _) => tensor_type.two_levels(bytes, numbers, scales, offsets, factors),
-        (_, ZeroForm::Middle) => tensor_type.whole_numbers(bytes, form.group_size, numbers, scales),
-        (_, ZeroForm::Point | ZeroForm::Minimum) => {
-            tensor_type.with_minima(bytes, form.group_size, numbers, scales, offsets)
-        }
-    }
 }

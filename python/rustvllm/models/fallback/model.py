@@ -60,6 +60,8 @@ class TransformersForCausalLM(CausalLM):
         trust_remote_code: Whether that code may run.
     """
 
+    has_parameters_alone = False  # transformers' code makes tensors of its own
+
     def __init__(
         self,
         hf_config: Mapping[str, Any],
