@@ -54,12 +54,11 @@ def test_a_pool_that_never_evicts_has_the_hits_of_the_trace(shared_dir, block_si
 
 
 @pytest.mark.slow
-def test_the_recorded_trace_takes_seconds(shared_dir):
+def test_the_whole_trace_runs_in_a_pool_that_evicts(shared_dir):
     path = shared_dir / "data" / "traces" / "mooncake_conversation_trace.jsonl"
     report = _core.bench_trace(path, block_size=16, num_blocks=16_384)
     assert report["output_tokens"] == sum(json.loads(line)["output_length"] for line in path.read_text().splitlines())
-    if _core.build_profile == "release":
-        assert report["control_plane_s"] < 10
+    assert 0 < report["prefix_hit_rate"] < 0.37, "as much was found as where nothing is evicted"
 
 
 def test_azures_trace_runs(shared_dir):
