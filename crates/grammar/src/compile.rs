@@ -14,7 +14,7 @@ use toktrie::TokEnv;
 
 use crate::{
     MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES,
-    error::GrammarError,
+    error::{GrammarError, check_limit},
     guarded::guarded,
     limits::limits,
     lint,
@@ -59,9 +59,9 @@ fn grammar_of(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
         GrammarKind::Choice => "list of choices",
         GrammarKind::Grammar | GrammarKind::Anything => "grammar",
     };
-    check_size(what, &spec.text, limit)?;
+    check_limit(what, spec.text.len(), limit, "bytes")?;
     if let Some(pattern) = &spec.whitespace_pattern {
-        check_size("whitespace_pattern", pattern, MAX_REGEX_BYTES)?;
+        check_limit("whitespace_pattern", pattern.len(), MAX_REGEX_BYTES, "bytes")?;
     }
     match spec.kind {
         GrammarKind::JsonObject => {
@@ -76,11 +76,6 @@ fn grammar_of(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
         GrammarKind::Grammar => Ok(TopLevelGrammar::from_lark(spec.text.to_string())),
         GrammarKind::Anything => Ok(TopLevelGrammar::from_regex("(?s:.*)")),
     }
-}
-
-fn check_size(what: &'static str, text: &str, limit: usize) -> Result<(), GrammarError> {
-    let got = text.len();
-    if got > limit { Err(GrammarError::TooLarge { what, got, limit, unit: "bytes" }) } else { Ok(()) }
 }
 
 fn schema_grammar(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
@@ -115,10 +110,7 @@ fn json_grammar(mut keywords: Map<String, Value>, spec: &GrammarSpec) -> TopLeve
 
 fn choice_grammar(text: &str) -> Result<TopLevelGrammar, GrammarError> {
     let choices: Vec<String> = serde_json::from_str(text).map_err(|_| GrammarError::BadChoice)?;
-    if choices.len() > MAX_CHOICES {
-        let (got, limit) = (choices.len(), MAX_CHOICES);
-        return Err(GrammarError::TooLarge { what: "list of choices", got, limit, unit: "texts" });
-    }
+    check_limit("list of choices", choices.len(), MAX_CHOICES, "texts")?;
     if choices.is_empty() || choices.iter().any(String::is_empty) {
         return Err(GrammarError::BadChoice);
     }

@@ -77,6 +77,19 @@ pub enum GrammarError {
     OpaqueTokenizer,
 }
 
+/// Check how much there is of something.
+///
+/// # Errors
+/// More than is possible.
+pub(crate) fn check_limit(
+    what: &'static str,
+    got: usize,
+    limit: usize,
+    unit: &'static str,
+) -> Result<(), GrammarError> {
+    if got > limit { Err(GrammarError::TooLarge { what, got, limit, unit }) } else { Ok(()) }
+}
+
 /// Most bytes of the library's words that are passed on.
 const MAX_MESSAGE_BYTES: usize = 500;
 

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     MAX_DISTINCT_PROPERTIES, MAX_GRAMMAR_BYTES, MAX_PROPERTIES, MAX_REGEX_BYTES, MAX_SUBSCHEMAS,
-    error::GrammarError,
+    error::{GrammarError, check_limit},
 };
 
 /// Keywords that the compiler does not enforce.
@@ -94,14 +94,8 @@ impl<'a> Sizes<'a> {
         if is_too_much {
             return Err(GrammarError::TooManyProperties { got: self.num_properties });
         }
-        too_large(self.num_schemas, MAX_SUBSCHEMAS, "schema", "schemas in it")
+        check_limit("schema", self.num_schemas, MAX_SUBSCHEMAS, "schemas in it")
     }
-}
-
-/// # Errors
-/// More of something than is possible.
-fn too_large(got: usize, limit: usize, what: &'static str, unit: &'static str) -> Result<(), GrammarError> {
-    if got > limit { Err(GrammarError::TooLarge { what, got, limit, unit }) } else { Ok(()) }
 }
 
 fn check_within<'a>(
@@ -180,8 +174,8 @@ pub fn check_tools<'a>(tools: impl Iterator<Item = (&'a str, &'a Map<String, Val
         num_schemas += own.num_schemas;
         own.check().map_err(refused)?;
         let all = "list of tools";
-        too_large(num_schemas, MAX_SUBSCHEMAS, all, "schemas in it").map_err(refused)?;
-        too_large(size, MAX_GRAMMAR_BYTES, all, "bytes of schemas").map_err(refused)?;
+        check_limit(all, num_schemas, MAX_SUBSCHEMAS, "schemas in it").map_err(refused)?;
+        check_limit(all, size, MAX_GRAMMAR_BYTES, "bytes of schemas").map_err(refused)?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::{fmt::Display, sync::Arc};
 use llguidance::TokenParser;
 use toktrie::SimpleVob;
 
-use crate::{error::GrammarError, guarded::guarded, vocabulary::MAX_FORCED_BYTES};
+use crate::{error::GrammarError, guarded::guarded};
 
 /// What a matcher has found out about its grammar.
 pub(crate) struct Size {
@@ -29,7 +29,7 @@ impl Matcher {
             parser.start_without_prompt();
         }
         // The library bounds its lexer from the first mask on. Without one, half a million letters that have to follow took
-        // 190 MiB and two seconds before that.
+        // 250 MiB and two seconds before that.
         let computer = Arc::clone(&parser.bias_computer);
         parser.parser.compute_bias(&*computer, &[]);
         let can_roll_back = guarded(|| parser.parser.rollback(0).map_err(refused)).is_ok();
@@ -97,25 +97,15 @@ impl Matcher {
         })
     }
 
-    /// The tokens that have to follow, as the tokenizer writes their text, the first [`MAX_FORCED_BYTES`] of it; none where
-    /// there is a choice, or where the tokenizer does not write texts as they are.
+    /// The tokens that have to follow, as the tokenizer writes their text; none where there is a choice, or where the
+    /// tokenizer does not write texts as they are.
     ///
     /// # Errors
     /// The grammar has become too complex to follow.
     pub(crate) fn forced_tokens(&mut self) -> Result<Vec<u32>, GrammarError> {
         guarded(|| {
             let is_over = self.parser.stopped() || !self.parser.token_env.tokenize_is_canonical();
-            if is_over {
-                return Ok(Vec::new());
-            }
-            let mut tokens = self.parser.compute_ff_tokens();
-            let (trie, mut num_bytes) = (self.parser.token_env.tok_trie(), 0);
-            let mut fits = |token: u32| {
-                num_bytes += trie.token_len(token);
-                num_bytes <= MAX_FORCED_BYTES
-            };
-            tokens.truncate(tokens.iter().take_while(|&&token| fits(token)).count());
-            Ok(tokens)
+            Ok(if is_over { Vec::new() } else { self.parser.compute_ff_tokens() })
         })
     }
 

@@ -4,6 +4,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use llguidance::api::TopLevelGrammar;
 use output::Tokenizer;
 use scheduler::{GrammarKind, GrammarSpec};
 use serde_json::{Map, Value, json};
@@ -11,9 +12,10 @@ use serde_json::{Map, Value, json};
 use crate::{
     check::matcher_of_bytes,
     compile::compile,
+    limits::limits,
     matcher::Matcher,
     sample::{Ahead, Matching, Verdict},
-    vocabulary::{MAX_FORCED_BYTES, Vocabulary},
+    vocabulary::Vocabulary,
 };
 
 pub(crate) const NUM_IDS: u32 = 300;
@@ -316,29 +318,18 @@ fn masks_behind_guesses_are_those_behind_the_tokens_and_leave_nothing_behind() {
     assert!(num_masks > 300 && num_wrong > 50 && 2 * num_trimmed > num_wrong, "the walks hardly met a case");
 }
 
+/// The library bounds its lexer where it computes a mask; what has to follow is found before the first one is.
 #[test]
-fn a_long_text_that_has_to_follow_is_written_piece_by_piece_as_the_tokenizer_writes_the_whole() {
+fn the_lexer_is_bounded_from_the_first_token_on() {
     let tokenizer = tokenizer();
-    let whole = tokenizer.clone();
     let vocabulary = Vocabulary::new(Box::new(move || Ok((tokenizer.clone(), vec![EOS]))), NUM_IDS);
-    let mut random = Random(1);
-    let text: String = (0..20_000).map(|_| ['a', 'b', '0', '1'][random.below(4)]).collect();
-    let spec = GrammarSpec::new(GrammarKind::Choice, &json!([text]).to_string());
-    let matcher = compile(&spec, vocabulary.factory().expect("a vocabulary")).expect("a text");
-    let mut matching = Matching::new(Some(matcher), None, &[EOS], vocabulary.num_mask_words(), false);
-    let (mut tokens, mut num_pieces) = (Vec::new(), 0);
-    while matching.verdict() == Verdict::Masked {
-        let piece = matching.forced().to_vec();
-        assert!(!piece.is_empty(), "there is no choice");
-        assert!(vocabulary.bytes_of(&piece).expect("words").len() <= MAX_FORCED_BYTES);
-        matching.advance(&piece, &[EOS]);
-        tokens.extend(piece);
-        num_pieces += 1;
-    }
-    assert_eq!(matching.verdict(), Verdict::Complete);
-    assert_eq!(tokens, whole.encode(&text, false).expect("known letters"));
-    assert!(num_pieces >= text.len() / MAX_FORCED_BYTES, "{num_pieces}");
-    assert!(tokens.len() < text.len(), "no word has two letters");
+    let factory = vocabulary.factory().expect("a vocabulary");
+    let parser = factory.create_parser(TopLevelGrammar::from_regex("(a{1000}){500}")).expect("an expression");
+    let mut matcher = Matcher::new(parser);
+    let _ = matcher.forced_tokens();
+    let (num_states, most) = (matcher.size().expect("no panic").num_states, limits().max_lexer_states);
+    assert!(num_states > most / 2, "it does not try: {num_states}");
+    assert!(num_states <= most, "{num_states}");
 }
 
 #[test]

@@ -98,14 +98,6 @@ fn word(tokenizer: &Tokenizer, eos_token_ids: &[u32], token_id: u32) -> Vec<u8> 
 /// that could be appended to an output.
 const PROBES: [&str; 6] = ["name", " name", "\": \"", "{\"a\": 1}", "\n", "é"];
 
-/// Most bytes of one text that go to the tokenizer, which takes half a kilobyte and four microseconds for each. A grammar
-/// may leave half a million of them; what lies behind is cut at the longest words of the vocabulary, and is not used
-/// ([`MAX_FORCED_BYTES`]).
-const MAX_ENCODED_BYTES: usize = 4 << 10;
-
-/// Most bytes of tokens that are forced at a time: so far in front of where a text was cut, tokens are as without the cut.
-pub(crate) const MAX_FORCED_BYTES: usize = MAX_ENCODED_BYTES / 2;
-
 /// The trie, and the tokenizer: where a grammar leaves one text, its tokens are those that the tokenizer makes of it.
 struct Text {
     trie: TokTrie,
@@ -123,12 +115,7 @@ impl TokenizerEnv for Text {
             canonical(&self.tokenizer, &self.trie, text)
                 .unwrap_or_else(|| self.trie.greedy_tokenize(text.as_bytes()))
         };
-        let (text, rest) = text.split_at(text.len().min(MAX_ENCODED_BYTES));
-        let mut tokens = self.trie.tokenize_with_greedy_fallback(text, own);
-        if !rest.is_empty() {
-            tokens.extend(self.trie.greedy_tokenize(rest));
-        }
-        tokens
+        self.trie.tokenize_with_greedy_fallback(text, own)
     }
 
     fn tokenize_is_canonical(&self) -> bool {
