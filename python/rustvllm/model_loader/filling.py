@@ -281,12 +281,10 @@ def _fill(
     taker = packer if packer is not None and packer.takes(target) else None
     if isinstance(source, QuantizedTensor):
         _fill_quantized(reader, source, target, taker, is_compared=is_compared)
-    elif taker is not None and (is_compared or batch is None or not _pack_later(reader, source, target, taker, batch)):
-        _pack(reader, source, target, taker, is_compared=is_compared)
-    elif taker is not None:
-        return
-    else:
+    elif taker is None:
         reader.read_into(source, target)
+    elif is_compared or batch is None or not _pack_later(reader, source, target, taker, batch):
+        _pack(reader, source, target, taker, is_compared=is_compared)
 
 
 def _fill_quantized(
