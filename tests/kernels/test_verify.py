@@ -11,7 +11,7 @@ from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.attention.static_batch import StaticDraftBatch
 from rustvllm.attention.triton_backend import TritonAttentionBackend
 from rustvllm.kernels import reference, verify
-from rustvllm.worker.draft_rows import NO_DRAFT, DraftRows
+from rustvllm.worker.drafts.rows import NO_DRAFT, DraftRows
 
 IDS = st.integers(0, 2)  # few, so that drafts are often right
 REQUESTS = st.lists(st.lists(st.tuples(IDS, st.integers(-1, 2)), max_size=9), min_size=1, max_size=40)

@@ -17,7 +17,7 @@ from naive_schedule import NaiveEngine, Request
 
 from rustvllm import _core
 from rustvllm.config import LoadConfig
-from rustvllm.config.checkpoint.checkpoint_forms import kept_layers, read_forms
+from rustvllm.config.checkpoint.forms import kept_layers, read_forms
 from rustvllm.config.model_folder import read_model_config
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu_embedding import BlockEmbedding, PackedEmbedding

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rustvllm import LLM, SamplingParams
-from rustvllm.engine.engine_adapters import EngineAdapters
+from rustvllm.engine.adapters import EngineAdapters
 from rustvllm.lora.request import LoRARequest
 from rustvllm.observe.inspect.inspection import Inspection
 from rustvllm.observe.inspect.queries import LocalQuery

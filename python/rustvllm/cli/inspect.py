@@ -11,7 +11,7 @@ from typing import Any, Final
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.cli.token_time import best_token_seconds
 from rustvllm.config import ModelConfig, hub
-from rustvllm.config.checkpoint.checkpoint_forms import kept_layers, read_forms
+from rustvllm.config.checkpoint.forms import kept_layers, read_forms
 from rustvllm.config.checkpoint.gguf_file import is_gguf
 from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.config.model_folder import read_model_config

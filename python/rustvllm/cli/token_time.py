@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from rustvllm import _core, envs
-from rustvllm.config.checkpoint.checkpoint_forms import KeptLayer
+from rustvllm.config.checkpoint.forms import KeptLayer
 from rustvllm.config.checkpoint.whole_forms import NumberForm
 from rustvllm.worker.host_resources import num_compute_threads
 

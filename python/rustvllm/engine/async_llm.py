@@ -20,7 +20,7 @@ from rustvllm.engine.loop_calls import call_if_alive, call_in_loop, remove_reade
 from rustvllm.engine.remote_client import RemoteClient
 from rustvllm.engine.request.core_request import EngineCoreRequest
 from rustvllm.engine.request.prompts import PromptType
-from rustvllm.engine.request.request_stream import RequestStream
+from rustvllm.engine.request.stream import RequestStream
 from rustvllm.engine.request_state import EventSink, RequestState
 from rustvllm.engine.request_table import SAMPLES_AT_ONCE, RequestTable
 from rustvllm.exceptions import ConfigError, EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError

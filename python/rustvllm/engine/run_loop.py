@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from rustvllm import envs
+from rustvllm.engine.adapters import EngineAdapters
 from rustvllm.engine.core import EngineCore
-from rustvllm.engine.engine_adapters import EngineAdapters
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 from rustvllm.lora import queries as adapter_queries

@@ -21,7 +21,7 @@ from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError, SchedulerStateError
 from rustvllm.logger import init_logger
 from rustvllm.text.tokenizer import read_core_tokenizer
-from rustvllm.worker.draft_rows import DraftRows, draft_rows
+from rustvllm.worker.drafts.rows import DraftRows, draft_rows
 from rustvllm.worker.step_output import ModelRunnerOutput
 
 if TYPE_CHECKING:

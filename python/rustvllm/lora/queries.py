@@ -1,4 +1,4 @@
-"""What front ends ask an engine about adapters, as a ``Query``; ``engine/engine_adapters.py`` answers.
+"""What front ends ask an engine about adapters, as a ``Query``; ``engine/adapters.py`` answers.
 
 | kind | payload, JSON | answer |
 |---|---|---|

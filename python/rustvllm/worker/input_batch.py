@@ -20,11 +20,11 @@ from torch import Tensor
 from rustvllm.sample.logprobs import LogprobsMetadata
 from rustvllm.sample.metadata import GREEDY_TEMPERATURE, Penalties, SamplingMetadata
 from rustvllm.sampling_table import FILTERS, PENALTIES
+from rustvllm.worker.drafts.verify import DeviceDrafts, add_counts
 from rustvllm.worker.row_extras import RowExtras
 from rustvllm.worker.row_rules import SelectedRules
 from rustvllm.worker.step_buffers import StepBuffers, send_array
 from rustvllm.worker.token_counts import TokenCounts, TokenIds
-from rustvllm.worker.verify import DeviceDrafts, add_counts
 
 if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput

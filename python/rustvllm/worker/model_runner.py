@@ -31,15 +31,15 @@ from rustvllm.sample.prompt_logprobs import GatheredPromptLogprobs, prompt_logpr
 from rustvllm.sample.sampler import Sampler
 from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.device_output import DeviceStepOutput, bring_to_host
-from rustvllm.worker.draft_model import DraftModel
-from rustvllm.worker.draft_rows import draft_rows
+from rustvllm.worker.drafts.model import DraftModel
+from rustvllm.worker.drafts.rows import draft_rows
+from rustvllm.worker.drafts.verify import DeviceDrafts
 from rustvllm.worker.graphs.sampling import StepResult
 from rustvllm.worker.graphs.step_graphs import StepGraphs
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers, send_array
 from rustvllm.worker.step_output import ModelRunnerOutput, make_output
 from rustvllm.worker.streams import DeviceStreams, Event
-from rustvllm.worker.verify import DeviceDrafts
 
 if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput

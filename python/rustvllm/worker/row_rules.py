@@ -20,7 +20,7 @@ from rustvllm.worker.step_buffers import send_array
 
 if TYPE_CHECKING:
     from rustvllm._core import SamplingExtras
-    from rustvllm.worker.verify import DeviceDrafts
+    from rustvllm.worker.drafts.verify import DeviceDrafts
 
 _Ids = npt.NDArray[np.int64]
 _NOTHING = -1

@@ -34,7 +34,7 @@ from rustvllm.worker import host_allocator, host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.cpu_decoder import use_core_decoder
 from rustvllm.worker.dense_layers import make_batch_invariant, make_device_packer, make_linear_packer
-from rustvllm.worker.draft_model import load_draft_model
+from rustvllm.worker.drafts.model import load_draft_model
 from rustvllm.worker.graphs.context import GraphContext
 from rustvllm.worker.graphs.decode_graphs import default_capture_sizes
 from rustvllm.worker.graphs.draft_graphs import draft_sizes

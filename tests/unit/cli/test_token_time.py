@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from rustvllm.cli import token_time
-from rustvllm.config.checkpoint.checkpoint_forms import KeptLayer
+from rustvllm.config.checkpoint.forms import KeptLayer
 from rustvllm.config.checkpoint.whole_forms import NumberForm
 
 FORMS = [

@@ -8,9 +8,9 @@ import torch
 
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.sampler import Sampler
-from rustvllm.worker.draft_rows import NO_DRAFT, DraftRows, draft_rows
+from rustvllm.worker.drafts.rows import NO_DRAFT, DraftRows, draft_rows
+from rustvllm.worker.drafts.verify import DeviceDrafts, add_counts
 from rustvllm.worker.step_buffers import StepBuffers
-from rustvllm.worker.verify import DeviceDrafts, add_counts
 
 
 class Staging(StepBuffers):

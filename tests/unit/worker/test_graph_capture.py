@@ -12,7 +12,7 @@ from rustvllm.models.gpt2 import GPT2LMHeadModel
 from rustvllm.worker import worker as worker_module
 from rustvllm.worker.graphs import recorder as recorder_module
 from rustvllm.worker.graphs.captures import Captures
-from rustvllm.worker.graphs.graph_memory import MemoryReading, graph_bytes
+from rustvllm.worker.graphs.memory import MemoryReading, graph_bytes
 from rustvllm.worker.graphs.recorder import CannotCaptureError, CUDAGraphRecorder
 
 PROMPTS = [[5, 6, 7], [30, 31, 32, 33, 34]]

@@ -23,7 +23,7 @@ from rustvllm.text.turn_formats import CoreTurnReading
 
 if TYPE_CHECKING:
     from rustvllm.engine.request.prompts import PromptType
-    from rustvllm.engine.request.request_stream import RequestStream
+    from rustvllm.engine.request.stream import RequestStream
     from rustvllm.engine.request_state import EventSink
 
 _TURN_SECONDS = 0.001

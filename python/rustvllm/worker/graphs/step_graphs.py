@@ -11,7 +11,7 @@ import torch
 from rustvllm.worker.graphs.context import GraphContext
 from rustvllm.worker.graphs.decode_graphs import DecodeGraphs
 from rustvllm.worker.graphs.draft_graphs import DraftGraphs, DraftSize
-from rustvllm.worker.graphs.graph_memory import MemoryReading, graph_bytes
+from rustvllm.worker.graphs.memory import MemoryReading, graph_bytes
 from rustvllm.worker.graphs.mixed_graphs import MixedGraphs
 from rustvllm.worker.graphs.recorder import Graph
 from rustvllm.worker.graphs.sampling import StepResult

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rustvllm.layers.fused import runs_fused
-from rustvllm.worker.draft_rows import NO_TOKEN, DraftRows
+from rustvllm.worker.drafts.rows import NO_TOKEN, DraftRows
 from rustvllm.worker.step_buffers import StepBuffers
 
 
