@@ -33,7 +33,7 @@ use crate::{
     lines::Lines,
     norm::{
         Sum, norm,
-        norm_row::{Norm, NormKind},
+        row::{Norm, NormKind},
     },
     packed::PackedLinear,
     rotary::Rotary,

@@ -10,10 +10,10 @@ use half::bf16;
 use crate::{
     attention::tile::TileFn,
     finish::FinishFn,
-    gates::gate_row::GateFn,
+    gates::row::GateFn,
     kernel::Kernel,
-    lora::lora_rows::{ExpandFn, ShrinkFn},
-    norm::norm_row::NormFn,
+    lora::rows::{ExpandFn, ShrinkFn},
+    norm::row::NormFn,
     number::Number,
     rotary::TurnFn,
 };

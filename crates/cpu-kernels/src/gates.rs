@@ -1,6 +1,6 @@
 //! The gates of an MLP: `activation(gate) · feature`, for rows that have their gates and then their features.
 
-pub(crate) mod gate_row;
+pub(crate) mod row;
 
 use crate::{element::Element, finish::Activation, kernel::Kernel, threads::Threads};
 

@@ -9,10 +9,10 @@ use crate::simd::instructions;
 use crate::{
     attention::tile::{self, TileFn},
     finish::{self, FinishFn},
-    gates::gate_row::{self, GateFn},
+    gates::row::{self as gate_row, GateFn},
     linear::product::{self, PANEL_VECTORS, Products},
-    lora::lora_rows::{self, ExpandFn, ShrinkFn},
-    norm::norm_row::{self, NormFn},
+    lora::rows::{self as lora_rows, ExpandFn, ShrinkFn},
+    norm::row::{self as norm_row, NormFn},
     rotary::{self, TurnFn},
     w8a8::form::{self, Form, Variant},
 };

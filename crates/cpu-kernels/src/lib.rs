@@ -66,7 +66,7 @@ pub use half::{bf16, f16};
 pub use kernel::Kernel;
 pub use linear::{Epilogue, OutRows, Residual, linear};
 pub use lora::{DeltaError, LayerDelta, Up};
-pub use norm::norm_row::{Norm, NormKind};
+pub use norm::row::{Norm, NormKind};
 pub use norm::{Sum, add_norm, norm};
 pub use packed::{
     Filling, LinearError, Matrix, PackedLinear, Quantized, QuantizedRow, ScaleForm, WeightElement,

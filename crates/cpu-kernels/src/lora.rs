@@ -10,7 +10,7 @@
 //! added to these, so that neither bias nor residual has to be taken out again.
 
 mod addition;
-pub(crate) mod lora_rows;
+pub(crate) mod rows;
 
 use std::ops::Range;
 

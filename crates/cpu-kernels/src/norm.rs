@@ -1,6 +1,6 @@
 //! Layer norm and RMS norm of rows, with the residual added before: the checks of a call, and its parts.
 
-pub(crate) mod norm_row;
+pub(crate) mod row;
 
 use std::cell::RefCell;
 
@@ -9,7 +9,7 @@ use crate::{
     element::Element,
     kernel::Kernel,
     linear::OutRows,
-    norm::norm_row::{MAX_LANES, Norm, NormRows},
+    norm::row::{MAX_LANES, Norm, NormRows},
     packed::{LinearError, check_rows},
     threads::Threads,
 };

@@ -8,7 +8,7 @@ use half::bf16;
 use thiserror::Error;
 
 use crate::{
-    norm::norm_row::{load, store},
+    norm::row::{load, store},
     number::Number,
     simd::Simd,
     threads::Threads,

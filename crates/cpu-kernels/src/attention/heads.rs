@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use crate::{
     element::Element,
     kernel::Kernel,
-    norm::norm_row::{MAX_LANES, Norm, NormRows},
+    norm::row::{MAX_LANES, Norm, NormRows},
     rotary::{Rotary, RotaryError},
     threads::Threads,
 };

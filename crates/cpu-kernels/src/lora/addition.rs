@@ -14,7 +14,7 @@ use crate::{
     attention::TokenRows,
     element::Element,
     lines::ask_for,
-    lora::lora_rows::{Expand, Shrink},
+    lora::rows::{Expand, Shrink},
     packed::{LinearError, check_rows},
 };
 

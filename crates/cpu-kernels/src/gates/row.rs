@@ -6,7 +6,7 @@ use half::bf16;
 
 use crate::{
     finish::Activation,
-    norm::norm_row::{load, store},
+    norm::row::{load, store},
     number::Number,
     simd::Simd,
 };

@@ -13,7 +13,7 @@ use half::bf16;
 
 use crate::{
     linear::product::PANEL_VECTORS,
-    norm::norm_row::{load, store},
+    norm::row::{load, store},
     number::Number,
     simd::Simd,
 };
