@@ -131,6 +131,15 @@ pub struct Logits<'a, E> {
     pub ids: Option<&'a mut [i32]>,
 }
 
+/// What a call ends in.
+#[derive(Debug)]
+pub enum DecoderOut<'a, E> {
+    /// `[num_tokens, hidden_size]`, the stream, normed if there is a norm.
+    Stream(&'a mut [E]),
+    /// By the norm and the head.
+    Logits(Logits<'a, E>),
+}
+
 /// Blocks of a model, and the norm at its end where they are the last ones. Their weights are packed.
 #[derive(Debug)]
 pub struct Decoder {
@@ -278,14 +287,16 @@ impl Decoder {
         threads: &Threads,
         out: &mut [E],
     ) -> Result<DecoderTimes, DecoderError> {
+        let out = DecoderOut::Stream(out);
         self.run_adapted(batch, hidden, caches, cache_of_block, layout, rotary, &[], threads, out)
     }
 
-    /// As `run`, with what adapters add for their tokens.
+    /// As `run`, with what adapters add for their tokens, and to the stream or to the logits.
     ///
     /// # Errors
     ///
-    /// As `run`; another decoder's adapters, or tokens that the step does not have.
+    /// As `run`; another decoder's adapters, or tokens that the step does not have. With logits: there is no head, places
+    /// outside the step, more of them than tokens, or arrays of other sizes.
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
     pub fn run_adapted<E: Element>(
         &self,
@@ -297,50 +308,39 @@ impl Decoder {
         rotary: &[Rotary<'_>],
         adapters: &[AdapterTokens<'_>],
         threads: &Threads,
-        out: &mut [E],
+        out: DecoderOut<'_, E>,
     ) -> Result<DecoderTimes, DecoderError> {
-        let (num_tokens, width) = (batch.num_tokens(), self.hidden_size);
+        let num_tokens = batch.num_tokens();
+        let after = match &out {
+            DecoderOut::Stream(_) => None,
+            DecoderOut::Logits(wanted) => Some(self.check_logits(wanted, num_tokens)?),
+        };
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let mut step = Step::<E>::new(self, num_tokens, &mut room)?;
         step.adapt(adapters);
-        self.run_blocks(&mut step, None, batch, hidden, caches, cache_of_block, layout, rotary, threads)?;
-        let Some(last_norm) = &self.last_norm else {
-            let (found, expected) = (out.len(), num_tokens * width);
-            let (Some(out), Some(stream)) = (out.get_mut(..expected), hidden.get(..expected)) else {
-                return Err(DecoderError::Out { found, expected });
-            };
-            out.copy_from_slice(stream);
-            return Ok(step.finish());
-        };
-        let (from, to) = (TokenRows { data: &*hidden, stride: width }, OutRows { data: out, stride: width });
-        let kernel = Kernel::best_for_products();
-        norm(&last_norm.of(), from, num_tokens, Sum::None, kernel, threads, to)?;
+        self.run_blocks(&mut step, after, batch, hidden, caches, cache_of_block, layout, rotary, threads)?;
+        match out {
+            DecoderOut::Stream(out) => self.end_in_stream(num_tokens, hidden, threads, out)?,
+            DecoderOut::Logits(wanted) => self.end_in_logits(&mut step, hidden, threads, wanted)?,
+        }
         Ok(step.finish())
     }
 
-    /// As `run_adapted`, up to the logits.
-    ///
-    /// # Errors
-    ///
-    /// As `run_adapted`; there is no head, places outside the step, more of them than tokens, or arrays of
-    /// other sizes.
-    #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
-    pub fn run_to_logits<E: Element>(
+    /// The model's last norm and its head.
+    fn last_parts(&self) -> Result<(&DecoderNorm, &PackedLinear), DecoderError> {
+        match (&self.last_norm, &self.head) {
+            (Some(last_norm), Some(head)) => Ok((last_norm, head)),
+            _ => Err(DecoderError::Head("logits are asked for, but the decoder has no head")),
+        }
+    }
+
+    /// The head, if what is wanted of it fits it and the step's tokens.
+    fn check_logits<E>(
         &self,
-        batch: &RaggedBatch,
-        hidden: &mut [E],
-        caches: &mut [&mut [E]],
-        cache_of_block: &[usize],
-        layout: CacheLayout,
-        rotary: &[Rotary<'_>],
-        adapters: &[AdapterTokens<'_>],
-        threads: &Threads,
-        wanted: Logits<'_, E>,
-    ) -> Result<DecoderTimes, DecoderError> {
-        let num_tokens = batch.num_tokens();
-        let (Some(head), Some(last_norm)) = (&self.head, &self.last_norm) else {
-            return Err(DecoderError::Head("logits are asked for, but the decoder has no head"));
-        };
+        wanted: &Logits<'_, E>,
+        num_tokens: usize,
+    ) -> Result<&PackedLinear, DecoderError> {
+        let (_, head) = self.last_parts()?;
         let Logits { places, logits, ids } = wanted;
         let num_rows = places.map_or(num_tokens, <[i32]>::len);
         let is_place = |place: &i32| usize::try_from(*place).is_ok_and(|place| place < num_tokens);
@@ -357,18 +357,7 @@ impl Decoder {
                 return Err(DecoderError::Logits { name, found, expected });
             }
         }
-        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut step = Step::<E>::new(self, num_tokens, &mut room)?;
-        step.adapt(adapters);
-        let after = Some(&**head);
-        self.run_blocks(&mut step, after, batch, hidden, caches, cache_of_block, layout, rotary, threads)?;
-        // The next step begins with the first block.
-        let next = self.blocks.first().map(|block| &*block.qkv);
-        step.project(last_norm, head, next, hidden, places, threads, logits)?;
-        if let Some(ids) = ids {
-            largest_ids(logits, head.out_features(), threads, ids);
-        }
-        Ok(step.finish())
+        Ok(head)
     }
 
     /// The blocks over a step's tokens; `after` is the layer whose product follows soon.
@@ -397,6 +386,47 @@ impl Decoder {
             let cache = caches.get_mut(index).ok_or(DecoderError::CacheIndex { index, found })?;
             step.begin_block(number, self.blocks.get(number + 1).map(|block| &*block.qkv).or(after));
             step.run(block, batch, hidden, cache, layout, rotary, threads)?;
+        }
+        Ok(())
+    }
+
+    /// What the blocks left, by the norm if there is one.
+    fn end_in_stream<E: Element>(
+        &self,
+        num_tokens: usize,
+        hidden: &[E],
+        threads: &Threads,
+        out: &mut [E],
+    ) -> Result<(), DecoderError> {
+        let width = self.hidden_size;
+        let Some(last_norm) = &self.last_norm else {
+            let (found, expected) = (out.len(), num_tokens * width);
+            let (Some(out), Some(stream)) = (out.get_mut(..expected), hidden.get(..expected)) else {
+                return Err(DecoderError::Out { found, expected });
+            };
+            out.copy_from_slice(stream);
+            return Ok(());
+        };
+        let (from, to) = (TokenRows { data: hidden, stride: width }, OutRows { data: out, stride: width });
+        let kernel = Kernel::best_for_products();
+        Ok(norm(&last_norm.of(), from, num_tokens, Sum::None, kernel, threads, to)?)
+    }
+
+    /// What the blocks left, by the norm and the head; `wanted` was checked.
+    fn end_in_logits<E: Element>(
+        &self,
+        step: &mut Step<'_, E>,
+        hidden: &[E],
+        threads: &Threads,
+        wanted: Logits<'_, E>,
+    ) -> Result<(), DecoderError> {
+        let (last_norm, head) = self.last_parts()?;
+        let Logits { places, logits, ids } = wanted;
+        // The next step begins with the first block.
+        let next = self.blocks.first().map(|block| &*block.qkv);
+        step.project(last_norm, head, next, hidden, places, threads, logits)?;
+        if let Some(ids) = ids {
+            largest_ids(logits, head.out_features(), threads, ids);
         }
         Ok(())
     }

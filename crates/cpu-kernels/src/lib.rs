@@ -57,7 +57,8 @@ pub use attention::options::AttentionOptions;
 pub use attention::tile::CHUNK;
 pub use attention::{AttentionError, CacheLayout, TokenRows, attend, reference, write_kv};
 pub use decoder::{
-    AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes, Logits,
+    AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderOut,
+    DecoderTimes, Logits,
 };
 pub use element::Element;
 pub use finish::Activation;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use cpu_kernels::{
     Activation, AdapterTokens, CacheLayout, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm,
-    Heads, LayerDelta, LinearError, Matrix, NormKind, PackedLinear, RaggedBatch, Threads, Up, WeightKind,
+    DecoderOut, Heads, LayerDelta, LinearError, Matrix, NormKind, PackedLinear, RaggedBatch, Threads, Up,
+    WeightKind,
 };
 use numbers::numbers;
 
@@ -111,7 +112,8 @@ fn run(decoder: &Decoder, adapters: &[AdapterTokens<'_>]) -> Result<Vec<Vec<f32>
     let (mut first, mut second) = (vec![0.0; 2 * 9 * 4 * 2 * 16], vec![0.0; 2 * 9 * 4 * 2 * 16]);
     let caches = &mut [&mut first[..], &mut second[..]];
     let threads = Threads::new(2).unwrap();
-    decoder.run_adapted(&batch, &mut hidden, caches, &[0, 1], LAYOUT, &[], adapters, &threads, &mut out)?;
+    let end = DecoderOut::Stream(&mut out);
+    decoder.run_adapted(&batch, &mut hidden, caches, &[0, 1], LAYOUT, &[], adapters, &threads, end)?;
     Ok(out.chunks_exact(WIDTH).map(<[f32]>::to_vec).collect())
 }
 

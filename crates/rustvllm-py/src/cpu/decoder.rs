@@ -8,7 +8,7 @@ use std::{
 
 use ::cpu_kernels::{
     AdapterTokens, Angles, CacheLayout, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm,
-    DecoderTimes, Element, Heads, Logits, NormKind, Turn, bf16,
+    DecoderOut, DecoderTimes, Element, Heads, Logits, NormKind, Turn, bf16,
 };
 use pyo3::{
     buffer::{self, PyBuffer},
@@ -467,21 +467,16 @@ impl CpuDecoder {
             caches.own.iter().map(|cache| unsafe { cache.as_mut_slice::<E>() }).collect();
         let (batch, threads, of_block, layout) =
             (&plan.batch, &plan.threads, &caches.of_block, caches.layout);
-        let is_stream = matches!(end, End::Stream(_));
+        let out = match end {
+            End::Stream(_) => DecoderOut::Stream(out),
+            End::Logits { .. } => DecoderOut::Logits(Logits { places: rows, logits: out, ids }),
+        };
         let times = py
             .detach(|| {
                 let mut angles = self.angles.lock().unwrap_or_else(PoisonError::into_inner);
                 let rotary = angles.of(positions, threads);
-                let decoder = &self.decoder;
-                if is_stream {
-                    return decoder.run_adapted(
-                        batch, hidden, &mut own, of_block, layout, &rotary, adapters, threads, out,
-                    );
-                }
-                let wanted = Logits { places: rows, logits: out, ids };
-                decoder.run_to_logits(
-                    batch, hidden, &mut own, of_block, layout, &rotary, adapters, threads, wanted,
-                )
+                self.decoder
+                    .run_adapted(batch, hidden, &mut own, of_block, layout, &rotary, adapters, threads, out)
             })
             .map_err(decoder_error)?;
         Ok(nanoseconds(times))
