@@ -52,7 +52,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// Pack rows of layers, and read tables as they are, out of files; None when all is done.
 ///
-/// What has failed is a place among the layers, then the tables. Layers that have no part in that may be packed or not.
+/// What has failed is a place among the layers, then the tables. Layers that have no part in that may be packed or not; rows
+/// that could not be read count as packed nevertheless, so no layer of that call may compute.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "Python's lists become vectors")]
 fn pack_files<'py>(
