@@ -24,8 +24,6 @@ CORE_IMPORTERS = (
     "rustvllm.layers",
     "rustvllm.lora.layers",
     "rustvllm.lora.store",
-    "rustvllm.model_loader.file_packing",
-    "rustvllm.model_loader.filling",
     "rustvllm.model_loader.reading",
     "rustvllm.observe",
     "rustvllm.process.health",

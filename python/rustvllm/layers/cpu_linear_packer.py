@@ -36,7 +36,7 @@ from rustvllm.layers.cpu_narrow_layers import NARROW_KINDS, NarrowLayers
 from rustvllm.layers.cpu_whole_layers import WholeLayers
 from rustvllm.layers.linear import Embedding, Linear, LinearKernel, empty_parameter_like
 from rustvllm.layers.parallel import RowLinear
-from rustvllm.layers.whole_rows import FileRows, StoredWords, WholeForm, storage_of
+from rustvllm.layers.whole_rows import LayerPlace, LayerRows, StoredWords, TableRows, WholeForm, storage_of
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -234,15 +234,13 @@ class LinearPacker:
             return self._as_stored.table_rows(target)
         return None if self._whole is None else self._whole.table_rows(target, type_name, row_bytes)
 
-    def layer_rows(self, target: Tensor) -> tuple[_core.PackedLinear, int] | None:
+    def layer_rows(self, target: Tensor) -> LayerPlace | None:
         """See ``WholeLayers.layer_rows``."""
         if self._as_stored is not None and self._as_stored.takes(target):
             return self._as_stored.layer_rows(target)
         return None if self._whole is None else self._whole.layer_rows(target)
 
-    def pack_files(
-        self, layers: list[tuple[_core.PackedLinear, int, int, FileRows]], tables: list[tuple[Tensor, FileRows]]
-    ) -> tuple[int, Exception] | None:
+    def pack_files(self, layers: list[LayerRows], tables: list[TableRows]) -> tuple[int, Exception] | None:
         """See ``_core.pack_files``."""
         arrays = [(table.numpy(), rows) for table, rows in tables]
         return _core.pack_files(self._threads, layers, arrays)

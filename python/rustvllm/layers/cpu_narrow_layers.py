@@ -17,7 +17,7 @@ from rustvllm import _core
 from rustvllm.layers.cpu_embedding import NarrowEmbedding
 from rustvllm.layers.cpu_linear import CoreLinear
 from rustvllm.layers.host_array import empty_bytes, host_array
-from rustvllm.layers.whole_rows import storage_of
+from rustvllm.layers.whole_rows import LayerPlace, first_row_of, storage_of
 
 NARROW_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """By the names that files have for them."""
@@ -60,7 +60,7 @@ class NarrowLayers:
         """Whether rows of a tensor are wanted: of a weight, or of a part of one."""
         return storage_of(target) in self._forms
 
-    def layer_rows(self, target: Tensor) -> tuple[_core.PackedLinear, int] | None:
+    def layer_rows(self, target: Tensor) -> LayerPlace | None:
         """See ``WholeLayers.layer_rows``."""
         return self._packed_of(target) if self.takes(target) and storage_of(target) not in self._tables else None
 
@@ -97,7 +97,7 @@ class NarrowLayers:
         rows = self._embeddings.pop(storage_of(table), None)
         return None if rows is None else NarrowEmbedding(rows, table.dtype)
 
-    def _packed_of(self, target: Tensor) -> tuple[_core.PackedLinear, int]:
+    def _packed_of(self, target: Tensor) -> LayerPlace:
         """The layer of a part, with room for all its parts, and the part's first row in it."""
         key = storage_of(target)
         out_features, in_features, dtype = self._forms[key]
@@ -105,11 +105,11 @@ class NarrowLayers:
         if packed is None:
             kind = NARROW_KINDS[dtype]
             packed = self._packed[key] = _core.PackedLinear(self._threads, out_features, in_features, kind)
-        return packed, int(target.storage_offset()) // in_features
+        return packed, first_row_of(target, in_features)
 
     def _table_rows(self, target: Tensor) -> Tensor:
         key = storage_of(target)
         num_vectors, width, dtype = self._forms[key]
         if key not in self._embeddings:
             self._embeddings[key] = empty_bytes(num_vectors * width * dtype.itemsize).view(dtype).view(-1, width)
-        return self._embeddings[key].view(torch.uint8)[int(target.storage_offset()) // width :]
+        return self._embeddings[key].view(torch.uint8)[first_row_of(target, width) :]

@@ -8,7 +8,6 @@ their groups.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,9 +20,12 @@ from rustvllm.layers.cpu_embedding import BlockEmbedding, PackedEmbedding
 from rustvllm.layers.cpu_linear import CoreLinear, kind_of
 from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.layers.whole_rows import (
+    LayerPlace,
     StoredWords,
     WholeForm,
-    common_whole_form,
+    common_forms,
+    described_forms,
+    first_row_of,
     rows_in_form,
     storage_of,
 )
@@ -52,15 +54,13 @@ class WholeLayers:
     ) -> None:
         self._threads = threads
         self._rounds = round_activations
-        found: dict[int, list[WholeForm | None]] = {}
-        for tensor, form in forms:
-            found.setdefault(storage_of(tensor), []).append(form)
+        found = common_forms(forms)
         modules = [module for module in model.modules() if isinstance(module, Linear | Embedding)]
         weights = [module.weight for module in modules]
         self._forms: dict[int, WholeForm] = {}
         self._shapes: dict[int, tuple[int, int]] = {}
         for weight in [*weights, *([] if embedding is None else [embedding])]:
-            if (common := common_whole_form(found.get(storage_of(weight), []))) is not None:
+            if (common := found.get(storage_of(weight))) is not None:
                 self._forms[storage_of(weight)] = common
                 self._shapes[storage_of(weight)] = (weight.shape[0], weight.shape[1])
         self._packed: dict[int, _core.PackedLinear] = {}
@@ -78,8 +78,7 @@ class WholeLayers:
 
     def described(self) -> str:
         """How many layers are kept in which bits and groups."""
-        counts = Counter((form.numbers.bits, form.numbers.group_size) for form in self._forms.values())
-        return ", ".join(f"{count} in {bits} bits, groups of {group}" for (bits, group), count in counts.most_common())
+        return described_forms(self._forms.values())
 
     def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
         """Take rows of a layer's weight, or of a part of it.
@@ -119,7 +118,7 @@ class WholeLayers:
         table, offset = self._table_of(target, type_name, row_bytes)
         return table.rows_from(offset)
 
-    def layer_rows(self, target: Tensor) -> tuple[_core.PackedLinear, int] | None:
+    def layer_rows(self, target: Tensor) -> LayerPlace | None:
         """The layer of a weight, or of a part of one, and the first row there; None: it is not one of these."""
         key = storage_of(target)
         return self._packed_of(target) if key in self._forms and key not in self._only_looked_up else None
@@ -176,7 +175,7 @@ class WholeLayers:
         except ValueError as error:
             raise _unpackable(packed, error) from error
 
-    def _packed_of(self, target: Tensor) -> tuple[_core.PackedLinear, int]:
+    def _packed_of(self, target: Tensor) -> LayerPlace:
         """The layer of a part, with room for all its parts, and the part's first row in it."""
         key = storage_of(target)
         out_features, in_features = self._shapes[key]
@@ -196,7 +195,7 @@ class WholeLayers:
             if form.input_order is not None:
                 packed.set_input_order(form.input_order.numpy().astype(np.uint32))
             self._packed[key] = packed
-        return packed, int(target.storage_offset()) // in_features
+        return packed, first_row_of(target, in_features)
 
     def _table_of(self, target: Tensor, type_name: str, row_bytes: int) -> tuple[BlockEmbedding, int]:
         """An embedding's blocks, with room for all of them, and the first row of the given part.
@@ -207,7 +206,7 @@ class WholeLayers:
         shape = self._shapes[key]
         if key not in self._blocks:
             self._blocks[key] = BlockEmbedding(type_name, shape, row_bytes, target.dtype)
-        return self._blocks[key], int(target.storage_offset()) // shape[1]
+        return self._blocks[key], first_row_of(target, shape[1])
 
     def take_table(self, table: Tensor) -> BlockEmbedding | PackedEmbedding | None:
         """What looks vectors up in an embedding that was given and is not the head; None: it is not one of these."""

@@ -7,7 +7,6 @@ dense layers as mere shapes, and what is not taken gets its memory when it is kn
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,10 +24,14 @@ from rustvllm.layers.linear import Linear, LinearKernel, empty_parameter_like, p
 from rustvllm.layers.whole_rows import (
     FEW_BITS,
     MIDDLE_4,
-    FileRows,
+    LayerPlace,
+    LayerRows,
     StoredWords,
+    TableRows,
     WholeForm,
-    common_whole_form,
+    common_forms,
+    described_forms,
+    first_row_of,
     rows_in_form,
     storage_of,
 )
@@ -195,9 +198,7 @@ class DeviceLayers:
             narrow: Is not looked at: there all types are dense.
         """
         del narrow
-        found: dict[int, list[WholeForm | None]] = {}
-        for tensor, form in forms:
-            found.setdefault(storage_of(tensor), []).append(form)
+        found = common_forms(forms)
         self._forms.clear()
         self._shapes.clear()
         self._rooms.clear()
@@ -205,7 +206,8 @@ class DeviceLayers:
         for module in model.modules():
             if not isinstance(module, Linear) or module.weight is embedding:
                 continue
-            key, common = storage_of(module.weight), common_whole_form(found.get(storage_of(module.weight), []))
+            key = storage_of(module.weight)
+            common = found.get(key)
             if common is None:
                 continue
             if common.numbers.bits not in (FEW_BITS, _BYTE):
@@ -234,9 +236,7 @@ class DeviceLayers:
     @property
     def described_whole_layers(self) -> str:
         """In how many bits and which groups they are kept."""
-        counts = Counter((form.numbers.bits, form.numbers.group_size) for form in self._forms.values())
-        described = (f"{count} in {bits} bits, groups of {group}" for (bits, group), count in counts.most_common())
-        return ", ".join(described) or "none"
+        return described_forms(self._forms.values()) or "none"
 
     def takes(self, target: Tensor) -> bool:
         """Whether a tensor is to be given as it is stored."""
@@ -268,21 +268,19 @@ class DeviceLayers:
         del target, type_name, row_bytes
         return None
 
-    def layer_rows(self, target: Tensor) -> tuple[_core.PackedLinear, int] | None:
+    def layer_rows(self, target: Tensor) -> LayerPlace | None:
         """None: what goes to a device is read into memory that it copies from."""
         del target
         return None
 
-    def pack_files(
-        self, layers: list[tuple[_core.PackedLinear, int, int, FileRows]], tables: list[tuple[Tensor, FileRows]]
-    ) -> tuple[int, Exception] | None:
+    def pack_files(self, layers: list[LayerRows], tables: list[TableRows]) -> tuple[int, Exception] | None:
         """Nothing: there are none, see ``layer_rows`` and ``table_rows``."""
         assert not layers, f"{len(layers)} tensors are packed for the CPU"
         assert not tables, f"{len(tables)} tables are read for the CPU"
         return None
 
     def takes_words(self, target: Tensor, form: NumberForm) -> bool:
-        """None: numbers are taken out of their words on the way."""
+        """Never: numbers are taken out of their words on the way."""
         del target, form
         return False
 
@@ -307,7 +305,7 @@ class DeviceLayers:
         key = storage_of(target)
         if key not in self._rooms:
             self._rooms[key] = _Room(self._shapes[key], self._forms[key], self._device)
-        return self._rooms[key], int(target.storage_offset()) // self._shapes[key][1]
+        return self._rooms[key], first_row_of(target, self._shapes[key][1])
 
     def watch(self, model: nn.Module, embedding: Tensor | None) -> None:
         """See ``LayerPacker.watch``: layers have their memory from the beginning, so there is nothing to wait for."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rustvllm.config.checkpoint.whole_forms import NumberForm, common_form
+
+if TYPE_CHECKING:
+    from rustvllm._core import PackedLinear
 
 FEW_BITS = 4
 MIDDLE_4 = 8
@@ -48,6 +52,14 @@ class FileRows:
     row_bytes: int
     type_name: str
     interleaved_rows: int
+
+
+LayerPlace: TypeAlias = "tuple[PackedLinear, int]"
+"""A packed layer, and the first row there of a tensor."""
+LayerRows: TypeAlias = "tuple[PackedLinear, int, int, FileRows]"
+"""Rows of a packed layer out of a file: the layer, the first row there, how many, and where they lie."""
+TableRows: TypeAlias = tuple[Tensor, FileRows]
+"""A table, uint8 ``[rows, bytes of a row]``, and where its rows lie in a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +103,28 @@ def common_whole_form(parts: Sequence[WholeForm | None]) -> WholeForm | None:
     return WholeForm(common, order)
 
 
+def common_forms(stored: Iterable[tuple[Tensor, WholeForm | None]]) -> dict[int, WholeForm]:
+    """How layers can be kept whose parts all have whole numbers.
+
+    Args:
+        stored: Every stored tensor of the model, with how its numbers have scales; None: they are not whole ones.
+
+    Returns:
+        By storage, see ``storage_of``; what has no such form is left out.
+    """
+    parts: dict[int, list[WholeForm | None]] = {}
+    for tensor, form in stored:
+        parts.setdefault(storage_of(tensor), []).append(form)
+    common = {storage: common_whole_form(forms) for storage, forms in parts.items()}
+    return {storage: form for storage, form in common.items() if form is not None}
+
+
+def described_forms(forms: Iterable[WholeForm]) -> str:
+    """How many layers are kept in which bits and groups."""
+    counts = Counter((form.numbers.bits, form.numbers.group_size) for form in forms)
+    return ", ".join(f"{count} in {bits} bits, groups of {group}" for (bits, group), count in counts.most_common())
+
+
 def rows_in_form(
     form: NumberForm, in_features: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -118,6 +152,11 @@ def rows_in_form(
         middle = MIDDLE_4 if form.bits == FEW_BITS else 0
         return numbers + middle, scales, torch.full_like(scales, middle)
     return numbers, scales, zeros
+
+
+def first_row_of(part: Tensor, width: int) -> int:
+    """The first row of a part in the tensor whose rows of ``width`` numbers it is some of."""
+    return int(part.storage_offset()) // width
 
 
 def storage_of(tensor: Tensor) -> int:

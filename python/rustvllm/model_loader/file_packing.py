@@ -11,9 +11,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.whole_rows import FileRows
+from rustvllm.layers.whole_rows import FileRows, LayerPlace, LayerRows, TableRows
 from rustvllm.model_loader.checkpoint import StoredTensor
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.reading import unreadable
@@ -25,10 +24,8 @@ BATCH_BYTES = 256 << 20
 class FilesPacker(Protocol):
     """Who has threads to pack with."""
 
-    def pack_files(
-        self, layers: list[tuple[_core.PackedLinear, int, int, FileRows]], tables: list[tuple[Tensor, FileRows]]
-    ) -> tuple[int, Exception] | None:
-        """See ``_core.pack_files``."""
+    def pack_files(self, layers: list[LayerRows], tables: list[TableRows]) -> tuple[int, Exception] | None:
+        """Pack rows of layers, and read tables as they are; see ``_core.pack_files``."""
         ...
 
 
@@ -43,24 +40,23 @@ class FileBatch:
 
     def __init__(self, packer: FilesPacker, progress: LoadProgress, filled: Callable[[Tensor], None]) -> None:
         self._packer, self._progress, self._filled = packer, progress, filled
-        self._layers: list[tuple[_core.PackedLinear, int, int, FileRows]] = []
-        self._tables: list[tuple[Tensor, FileRows]] = []
+        self._layers: list[LayerRows] = []
+        self._tables: list[TableRows] = []
         self._of_layers: list[StoredTensor] = []
         self._of_tables: list[StoredTensor] = []
         self._targets: list[Tensor] = []
         self._is_later = False  # some rows of the tensor at hand are in the batch
         self._num_bytes = 0
 
-    def add_rows(self, stored: StoredTensor, packed: _core.PackedLinear, first_row: int, rows: FileRows) -> None:
+    def add_rows(self, stored: StoredTensor, place: LayerPlace, rows: FileRows) -> None:
         """Have a tensor packed into a layer.
 
         Args:
             stored: The tensor.
-            packed: The layer.
-            first_row: Of the layer.
+            place: Where it goes.
             rows: Where the tensor lies.
         """
-        self._layers.append((packed, first_row, stored.file_shape[0], rows))
+        self._layers.append((*place, stored.file_shape[0], rows))
         self._of_layers.append(stored)
         self._note(stored)
 

@@ -11,14 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from rustvllm import _core
 from rustvllm.config.checkpoint.whole_forms import NumberForm
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.linear import LinearKernel
-from rustvllm.layers.whole_rows import FileRows, StoredWords, WholeForm
+from rustvllm.layers.whole_rows import LayerPlace, StoredWords, WholeForm
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, MAX_NAMED, StoredTensor
-from rustvllm.model_loader.file_packing import FileBatch
+from rustvllm.model_loader.file_packing import FileBatch, FilesPacker
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_numbers import dense_rows, has_words, stored_words, whole_rows
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor, ZeroBias
@@ -49,7 +48,7 @@ class Match:
     doubles: list[tuple[str, StoredTensor, str]]
 
 
-class BlockPacker(Protocol):
+class BlockPacker(FilesPacker, Protocol):
     """Takes rows of a tensor as they are written down, for a layer that computes from them."""
 
     def takes(self, target: Tensor) -> bool:
@@ -64,17 +63,11 @@ class BlockPacker(Protocol):
         """Where blocks of an embedding that is only looked up go as they are; None: the tensor is not such."""
         ...
 
-    def layer_rows(self, target: Tensor) -> tuple[_core.PackedLinear, int] | None:
+    def layer_rows(self, target: Tensor) -> LayerPlace | None:
         """The packed layer that rows of a tensor go to from where they lie in a file, and the first one's place there.
 
         None: they are not taken so.
         """
-        ...
-
-    def pack_files(
-        self, layers: list[tuple[_core.PackedLinear, int, int, FileRows]], tables: list[tuple[Tensor, FileRows]]
-    ) -> tuple[int, Exception] | None:
-        """Pack what ``layer_rows`` and ``table_rows`` were asked for; see ``_core.pack_files``."""
         ...
 
     def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
@@ -328,7 +321,7 @@ def _pack_later(
             return True
     place = packer.layer_rows(target.t() if source.is_turned else target)
     if place is not None:
-        batch.add_rows(source, *place, rows)
+        batch.add_rows(source, place, rows)
     return place is not None
 
 
