@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rustvllm.layers.linear import Linear
 from rustvllm.layers.parallel import Shard
+from rustvllm.layers.whole_rows import storage_of
 from rustvllm.model_loader.slicing import slices_of
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class LinearPart:
 def adaptable_parts(model: CausalLM) -> dict[str, LinearPart]:
     """Every part of the model's dense layers by its module's name in checkpoints, without prefix; not the head."""
     linears = {
-        _storage(module.weight): module
+        storage_of(module.weight): module
         for module in model.modules()
         if isinstance(module, Linear) and module is not model.lm_head
     }
@@ -64,7 +65,7 @@ def adaptable_parts(model: CausalLM) -> dict[str, LinearPart]:
     tensors = model.checkpoint_tensors()
     slices = slices_of(model, tensors) if model.group.size > 1 else {}
     for name, tensor in tensors.items():
-        linear = linears.get(_storage(tensor))
+        linear = linears.get(storage_of(tensor))
         if linear is None or tensor.dim() != 2 or not name.endswith(".weight") or tensor is tied:
             continue
         num_inputs = linear.weight.shape[1]
@@ -95,9 +96,3 @@ def full_names(model: CausalLM, parts: Mapping[str, LinearPart]) -> dict[str, st
     """What transformers calls the module of each part → the part's name."""
     prefix = model.prefixes[0] if model.prefixes else ""
     return {prefix + name: name for name in parts}
-
-
-def _storage(tensor: Tensor) -> int:
-    """The same for all views of one memory, which on the meta device has no address."""
-    identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 -- there is no public name
-    return identity
