@@ -97,9 +97,8 @@ class DecodeGraphs:
         rows = inputs[_ROWS, :num_reqs] = step.int32("idx_mapping", num_reqs)
         if self._context.sampling is not None:
             temperatures, seeds = self._context.sampling.parameters(rows)
-            inputs[_TEMPERATURES, :num_reqs] = temperatures.view(np.int32)
-            # The halves of each number, the lower one first.
-            inputs[_SEEDS : _UPPER_SEEDS + 1, :num_reqs] = seeds.view(np.int32).reshape(num_reqs, 2).T
+            inputs[_TEMPERATURES, :num_reqs] = temperatures
+            inputs[_SEEDS : _UPPER_SEEDS + 1, :num_reqs] = seeds
             inputs[_SET] = output.buffer_index
         return StagedInputs(step.stage(inputs), of_adapters)
 

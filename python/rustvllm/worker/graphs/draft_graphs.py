@@ -140,10 +140,8 @@ class DraftGraphs:
         of_tokens[_TOKEN_ROWS, :num_tokens] = np.repeat(rows, counts)
         of_tokens[_DRAWN_POSITIONS, :num_tokens] = positions + 1
         temperatures, seeds = self._sampling.parameters(rows)
-        of_tokens[_TEMPERATURES, :num_tokens] = np.repeat(temperatures.view(np.int32), counts)
-        # The halves of each number, the lower one first.
-        halves = seeds.view(np.int32).reshape(num_reqs, 2)
-        of_tokens[_SEEDS : _UPPER_SEEDS + 1, :num_tokens] = np.repeat(halves, counts, axis=0).T
+        of_tokens[_TEMPERATURES, :num_tokens] = np.repeat(temperatures, counts)
+        of_tokens[_SEEDS : _UPPER_SEEDS + 1, :num_tokens] = np.repeat(seeds, counts, axis=1)
         of_requests[_STARTS, : num_reqs + 1] = starts
         of_requests[_SEQ_LENS, :num_reqs] = step.int32("seq_lens", num_reqs)
         of_requests[_ROWS, :num_reqs] = rows

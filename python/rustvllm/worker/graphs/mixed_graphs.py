@@ -123,9 +123,8 @@ class MixedGraphs:
             of_requests[_PLACES, :num_sampled] = places
             of_requests[_SAMPLED_ROWS, :num_sampled] = rows
             of_requests[_NEXT_POSITIONS, :num_sampled] = step.arrays["positions"][places] + 1
-            of_requests[_TEMPERATURES, :num_sampled] = temperatures.view(np.int32)
-            # The halves of each number, the lower one first.
-            of_requests[_SEEDS : _UPPER_SEEDS + 1, :num_sampled] = seeds.view(np.int32).reshape(num_sampled, 2).T
+            of_requests[_TEMPERATURES, :num_sampled] = temperatures
+            of_requests[_SEEDS : _UPPER_SEEDS + 1, :num_sampled] = seeds
             of_requests[_SET] = output.buffer_index
         return StagedInputs(step.stage(inputs), of_adapters)
 

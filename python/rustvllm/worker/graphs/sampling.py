@@ -65,7 +65,6 @@ class GraphSampling:
             only when the host has what its last step sampled.
         drawn: int32 ``[1, max_rows]``: what was chosen behind each token of a step with drafts.
         counters: int32 ``[max_rows]``, of ``choose``.
-        parameters: As given.
         verify: As given.
     """
 
@@ -84,7 +83,7 @@ class GraphSampling:
         self.sampled = torch.zeros((num_sets, max_rows), dtype=torch.int32, device=device)
         self.drawn = torch.zeros((1, max_rows), dtype=torch.int32, device=device)
         self.counters = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self.parameters = parameters
+        self._parameters = parameters
         self._logits = torch.zeros((0 if choose is None else max_rows, vocab_size), dtype=dtype, device=device)
         self._choose = choose
         self.verify = verify
@@ -103,6 +102,16 @@ class GraphSampling:
     def num_bytes(self) -> int:
         """Memory of all that stays where it is."""
         return self.sampled.nbytes + self.drawn.nbytes + self.counters.nbytes + self._logits.nbytes
+
+    def parameters(self, rows: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """What static inputs hold of the requests in some persistent rows: bits of other types as whole numbers.
+
+        Returns:
+            Temperatures ``[n]``, which are float32, and the halves of seeds ``[2, n]``, which are int64, the lower ones
+            first.
+        """
+        temperatures, seeds = self._parameters(rows)
+        return temperatures.view(np.int32), seeds.view(np.int32).reshape(rows.shape[0], 2).T
 
     def forward(self, model: CausalLM, hidden: Tensor, draws: StaticDraws) -> Tensor:
         """Logits of some hidden states ``[n, hidden_size]``, where they stay; the tokens go where ``draws`` says.
