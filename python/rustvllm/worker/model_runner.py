@@ -161,24 +161,12 @@ class GPUModelRunner:
             self.input_batch.write_block_table()
             self._move_blocks(output, step)
             self.draft_model.guess(output, step, self.input_batch.block_table)
-        num_tokens, num_sampled = output.total_num_scheduled_tokens, output.num_sampled
         # A copy: what the batch remembers of the rows outlives the step.
-        rows = step.int32("sampled_rows", num_sampled).copy()
-        metadata, drafts = SamplingMetadata(), None
-        num_logits = output.num_logits
-        if num_sampled:
-            of_logits = draft_rows(output, step.arrays)
-            drafts = None if of_logits is None else DeviceDrafts(of_logits, step)
-            places = step.int32("logits_indices", num_logits)
-            metadata = self.input_batch.sampling_metadata(
-                rows if of_logits is None else rows[of_logits.requests],
-                step.arrays["positions"][places] + 1,
-                step,
-                drafts,
-            )
+        rows = step.int32("sampled_rows", output.num_sampled).copy()
+        metadata, drafts = self._stage_sampling(output, step, rows)
         asked = self._stage_prompt_targets(output, step) if output.num_prompt_logprobs else None
         # What asks for no more may be computed together with the model.
-        to_logits = num_sampled > 0 and asked is None
+        to_logits = output.num_sampled > 0 and asked is None
         chooses = to_logits and drafts is None and metadata.all_greedy and metadata.is_plain
         forward = self._stage_forward(output, step, to_logits=to_logits, chooses=chooses)
         step.send()
@@ -187,30 +175,63 @@ class GPUModelRunner:
             self._move_blocks(output, step)
         self.forward_ns = monotonic_ns()
         result = forward()
-        hidden, logits, sampled = result.hidden, result.logits, result.sampled
         if not self.model.stage.is_last:
             self._executed = _ExecutedStep(output.buffer_index, None, rows, metadata)
             return  # the last stage has what is left to do of the step
-        of_prompts = None if asked is None or hidden is None else self._score_prompts(hidden, asked)
-        if result.is_of_samples and num_logits > num_sampled:  # of drafts, too, whose logits the graph did not compute
-            logits = sampled = None
-        indices = None  # every token is sampled, in order, or the graph knew which are
-        is_of_logits = result.is_of_logits or (result.is_of_samples and logits is not None)
-        if num_logits < num_tokens and not is_of_logits:
-            indices = step.on_device("logits_indices", num_logits)
-        if not num_sampled:
-            logits = sampled = None
-        elif logits is not None:
-            logits = logits if indices is None else logits[indices]
-        elif hidden is not None:
-            logits = self.model.compute_logits(hidden if indices is None else hidden[indices])
-        if indices is not None or not metadata.is_plain:
+        of_prompts = None if asked is None or result.hidden is None else self._score_prompts(result.hidden, asked)
+        logits, sampled = self._logits_of(result, output, step)
+        if not metadata.is_plain:
             sampled = None
         # Masks of structured output are made meanwhile, and looked for when it is over.
         has_end = self.streams is not None and output.num_structured_output_reqs > 0
         self._forward_end = self.streams.compute.record_event() if has_end and self.streams is not None else None
         self._executed = _ExecutedStep(output.buffer_index, logits, rows, metadata, drafts, sampled, of_prompts)
-        self._awaited = self._executed if num_sampled and self.share_ids is not None else None
+        self._awaited = self._executed if output.num_sampled and self.share_ids is not None else None
+
+    def _stage_sampling(
+        self, output: SchedulerOutput, step: StepBuffers, rows: npt.NDArray[np.int32]
+    ) -> tuple[SamplingMetadata, DeviceDrafts | None]:
+        """What the samples of a step ask for, and their drafts, if there are any; to be looked at once it was sent.
+
+        Args:
+            output: Of the scheduler.
+            step: The same step's arrays.
+            rows: int32 ``[num_sampled]``, the persistent rows that are sampled.
+        """
+        if not output.num_sampled:
+            return SamplingMetadata(), None
+        of_logits = draft_rows(output, step.arrays)
+        drafts = None if of_logits is None else DeviceDrafts(of_logits, step)
+        places = step.int32("logits_indices", output.num_logits)
+        metadata = self.input_batch.sampling_metadata(
+            rows if of_logits is None else rows[of_logits.requests],
+            step.arrays["positions"][places] + 1,
+            step,
+            drafts,
+        )
+        return metadata, drafts
+
+    def _logits_of(
+        self, result: StepResult, output: SchedulerOutput, step: StepBuffers
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The logits ``[num_logits, vocab_size]`` that a step is sampled from, and what was chosen with the model.
+
+        Of the second there is none where the logits are not the step's as they were left.
+        """
+        if not output.num_sampled:
+            return None, None
+        num_logits, logits, sampled = output.num_logits, result.logits, result.sampled
+        if result.is_of_samples and num_logits > output.num_sampled:  # of drafts, too, which the graph did not compute
+            logits = sampled = None
+        indices = None  # every token is sampled, in order, or the graph knew which are
+        is_of_logits = result.is_of_logits or (result.is_of_samples and logits is not None)
+        if num_logits < output.total_num_scheduled_tokens and not is_of_logits:
+            indices, sampled = step.on_device("logits_indices", num_logits), None
+        if logits is not None:
+            logits = logits if indices is None else logits[indices]
+        elif result.hidden is not None:
+            logits = self.model.compute_logits(result.hidden if indices is None else result.hidden[indices])
+        return logits, sampled
 
     def _move_blocks(self, output: SchedulerOutput, step: StepBuffers) -> None:
         if self.block_copier is not None:

@@ -122,6 +122,44 @@ class Worker:
         Raises:
             ModelLoadError: See ``model_loader.load_model``.
         """
+        model = self._load_target()
+        adapters, input_batch = self._make_adapters(model), self._make_batch(model.vocab_size)
+        backend = make_attention_backend(
+            self.config.device.attention_backend,
+            model.kv_cache_spec,
+            self.dtype,
+            self.device,
+            self._threads or torch.get_num_threads(),
+            batch_invariant=self.config.device.batch_invariant,
+            kv_cache_is_fp8=self.config.cache.is_fp8,
+        )
+        logger.info("attention by %s", backend.name)
+        if self.config.device.batch_invariant and self.device.type != "cpu":
+            make_batch_invariant(model)
+        self.runner = GPUModelRunner(
+            model,
+            backend,
+            input_batch,
+            device=self.device,
+            block_size=self.config.cache.block_size,
+            async_scheduling=self.config.scheduler.async_scheduling,
+            logprobs_mode=self.config.model.logprobs_mode,
+            streams=make_streams(self.device),
+            adapters=adapters,
+            # With stages no step holds a −1: a request is in one of them at a time.
+            share_ids=self.group.broadcast
+            if self.config.scheduler.async_scheduling and self.group.size > 1 and self.stage.count == 1
+            else None,
+        )
+        self.runner.sampler = Sampler(None if self._threads is None else CpuDraw(self._threads))
+        if self.config.draft_model is not None:
+            assert self._threads is not None  # of a model on the CPU
+            self.runner.draft_model = load_draft_model(
+                self.config, self.config.draft_model, self.dtype, available_memory(self.device), self._threads
+            )
+
+    def _load_target(self) -> CausalLM:
+        """The model that requests name, with the core's parts in place where the core computes."""
         on_cpu = self.device.type == "cpu"
         on_device = partial(make_device_packer, device=self.device)
         model = load_model(
@@ -139,58 +177,30 @@ class Worker:
         if self._threads is not None:
             use_core_norms(model, self._threads)
             use_core_decoder(model)
-        adapters = None
-        if self.config.lora is not None:
-            invariant = self.config.device.batch_invariant
-            send = partial(send_array, device=self.device)
-            adapters = AdapterStore(
-                model, self.config.lora, self.dtype, self._threads, batch_invariant=invariant, send=send
-            )
-        block_size = self.config.cache.block_size
+        return model
+
+    def _make_adapters(self, model: CausalLM) -> AdapterStore | None:
+        """Room for the adapters of a model; None: they are not enabled."""
+        if self.config.lora is None:
+            return None
+        invariant = self.config.device.batch_invariant
+        send = partial(send_array, device=self.device)
+        return AdapterStore(model, self.config.lora, self.dtype, self._threads, batch_invariant=invariant, send=send)
+
+    def _make_batch(self, vocab_size: int) -> InputBatch:
+        """The persistent batch; of a rank that does not sample, without what only sampling needs."""
         make_batch = InputBatch if self.group.rank == 0 and self.stage.is_last else FollowerBatch
         input_batch = make_batch(
             max_num_seqs=self.config.scheduler.max_num_seqs,
-            max_blocks_per_seq=-(-self.config.model.max_model_len // block_size),
-            vocab_size=model.vocab_size,
+            max_blocks_per_seq=-(-self.config.model.max_model_len // self.config.cache.block_size),
+            vocab_size=vocab_size,
             device=self.device,
             float_columns=self._float_columns,
             int_columns=self._int_columns,
         )
         names = self.config.model.logits_processors
         input_batch.extras.load(load_logits_processors(names, self.config, self.device))
-        backend = make_attention_backend(
-            self.config.device.attention_backend,
-            model.kv_cache_spec,
-            self.dtype,
-            self.device,
-            self._threads or torch.get_num_threads(),
-            batch_invariant=self.config.device.batch_invariant,
-            kv_cache_is_fp8=self.config.cache.is_fp8,
-        )
-        logger.info("attention by %s", backend.name)
-        if self.config.device.batch_invariant and not on_cpu:
-            make_batch_invariant(model)
-        self.runner = GPUModelRunner(
-            model,
-            backend,
-            input_batch,
-            device=self.device,
-            block_size=block_size,
-            async_scheduling=self.config.scheduler.async_scheduling,
-            logprobs_mode=self.config.model.logprobs_mode,
-            streams=make_streams(self.device),
-            adapters=adapters,
-            # With stages no step holds a −1: a request is in one of them at a time.
-            share_ids=self.group.broadcast
-            if self.config.scheduler.async_scheduling and self.group.size > 1 and self.stage.count == 1
-            else None,
-        )
-        self.runner.sampler = Sampler(None if self._threads is None else CpuDraw(self._threads))
-        if self.config.draft_model is not None:
-            assert self._threads is not None  # of a model on the CPU
-            self.runner.draft_model = load_draft_model(
-                self.config, self.config.draft_model, self.dtype, available_memory(self.device), self._threads
-            )
+        return input_batch
 
     def determine_num_blocks(self) -> int:
         """KV blocks, the null block included; see :meth:`KVCacheMemory.num_blocks`."""
