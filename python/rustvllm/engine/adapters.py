@@ -16,7 +16,7 @@ from rustvllm.config.lora import MAX_ADAPTERS
 from rustvllm.exceptions import ConfigError, InvalidRequestError, RustVLLMError
 from rustvllm.logger import init_logger
 from rustvllm.lora import queries
-from rustvllm.observe.inspect.queries import Query
+from rustvllm.observe.inspect.queries import Query, answer_with
 
 if TYPE_CHECKING:
     from rustvllm.engine.core import EngineCore
@@ -60,21 +60,16 @@ class EngineAdapters:
 
     def answer(self, query: Query) -> None:
         """Do what is asked. What cannot be loaded says why; the engine goes on."""
-        try:
-            if self._config is None:
-                raise ConfigError("adapters need enable_lora")
-            wanted = json.loads(query.payload or b"{}")
-            if query.kind == queries.ADD:
-                self._begin_load(query, wanted)
-                return
-            done = self._do(query.kind, wanted)
-        except RustVLLMError as error:
-            query.fail(str(error))
-        except Exception as error:
-            logger.exception("the query %r failed", query.kind)
-            query.fail(f"the query {query.kind!r} failed: {type(error).__name__}: {error}")
-        else:
-            query.answer(json.dumps(done).encode())
+        answer_with(query, lambda: self._answer(query))
+
+    def _answer(self, query: Query) -> bytes | None:
+        if self._config is None:
+            raise ConfigError("adapters need enable_lora")
+        wanted = json.loads(query.payload or b"{}")
+        if query.kind == queries.ADD:
+            self._begin_load(query, wanted)
+            return None  # once it is loaded
+        return json.dumps(self._do(query.kind, wanted)).encode()
 
     def tend(self) -> None:
         """Put into place what has been read, and forget what no request needs; called after every step."""

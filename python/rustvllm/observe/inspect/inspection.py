@@ -17,15 +17,12 @@ from typing import Any, Final, Protocol
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig
-from rustvllm.exceptions import InvalidRequestError, RustVLLMError
-from rustvllm.logger import init_logger
+from rustvllm.exceptions import InvalidRequestError
 from rustvllm.observe.engine_watch import EngineWatch
-from rustvllm.observe.inspect.queries import Query
+from rustvllm.observe.inspect.queries import Query, answer_with
 from rustvllm.observe.inspect.request_watch import RequestWatch
 from rustvllm.observe.inspect.step_summary import MAX_STEPS, StepSummary
 from rustvllm.process.resident_memory import resident_bytes
-
-logger = init_logger(__name__)
 
 KINDS: Final = ("state", "journey", "ranks")
 MAX_REQUESTS: Final = 256
@@ -78,15 +75,7 @@ class Inspection:
 
     def answer(self, query: Query) -> None:
         """Answer what was asked. A question that cannot be answered says why; the engine goes on."""
-        try:
-            answer = json.dumps(self._answer(query), separators=(",", ":")).encode()
-        except RustVLLMError as error:
-            query.fail(str(error))
-        except Exception as error:
-            logger.exception("the query %r failed", query.kind)
-            query.fail(f"the query {query.kind!r} failed: {type(error).__name__}: {error}")
-        else:
-            query.answer(answer)
+        answer_with(query, lambda: json.dumps(self._answer(query), separators=(",", ":")).encode())
 
     def _answer(self, query: Query) -> dict[str, Any]:
         if query.kind not in KINDS:

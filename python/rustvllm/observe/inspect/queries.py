@@ -10,7 +10,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from rustvllm.exceptions import EngineDeadError, QueryError, QueryTimeoutError
+from rustvllm.exceptions import EngineDeadError, QueryError, QueryTimeoutError, RustVLLMError
+from rustvllm.logger import init_logger
+
+logger = init_logger(__name__)
 
 MAX_OPEN_QUERIES: Final = 8
 """Questions without an answer, as many as a client of another process may have."""
@@ -32,6 +35,25 @@ class Query(Protocol):
 
     def fail(self, message: str, /) -> None:
         """Say why there is none."""
+
+
+def answer_with(query: Query, make: Callable[[], bytes | None]) -> None:
+    """Answer a question, or say why it cannot be answered: the engine goes on in any case.
+
+    Args:
+        query: To be answered, unless that is done later.
+        make: Gives the answer; None: it is given later.
+    """
+    try:
+        answer = make()
+    except RustVLLMError as error:
+        query.fail(str(error))
+    except Exception as error:
+        logger.exception("the query %r failed", query.kind)
+        query.fail(f"the query {query.kind!r} failed: {type(error).__name__}: {error}")
+    else:
+        if answer is not None:
+            query.answer(answer)
 
 
 class QuerySource(Protocol):
