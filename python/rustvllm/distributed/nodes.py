@@ -71,14 +71,14 @@ class NodeShare:
         return found
 
 
-def name_of(node_rank: int) -> str:
-    """What messages call a node."""
-    return f"node {node_rank}"
+def name_of(node_rank: int, host: str, pid: int) -> str:
+    """What messages call a node, with the process that speaks for it."""
+    return f"node {node_rank} ({host}, pid {pid})"
 
 
 def own_name(node_rank: int) -> str:
-    """The same for this machine, with the process that speaks for it."""
-    return f"node {node_rank} ({socket.gethostname()}, pid {os.getpid()})"
+    """The same for this machine and process."""
+    return name_of(node_rank, socket.gethostname(), os.getpid())
 
 
 def say(link: _core.NodeLink, **what: Any) -> None:

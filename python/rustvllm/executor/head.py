@@ -148,7 +148,7 @@ class Head:
 
     def _judge(self, link: _core.NodeLink, hello: Mapping[str, Any]) -> None:
         rank = int(hello["node_rank"])
-        name = f"node {rank} ({hello['host']}, pid {hello['pid']})"
+        name = nodes.name_of(rank, hello["host"], hello["pid"])
         unlike = node_difference(hello["facts"], name, self._facts, self._name)
         if unlike is None and not 1 <= rank < self._parallel.nnodes:
             unlike = f"{name} has node_rank {rank}, but {self._name} waits for 1 to {self._parallel.nnodes - 1}"
