@@ -2,7 +2,7 @@
 
 A step's tokens go through as one sequence, ``[1, num_tokens]``, each with its own position and without a cache of
 transformers'; where a layer would attend, it calls our plan with its own paged cache. What a model needs is found out
-beforehand, by a trace on the meta device (``transformers_trace``); one that mixes tokens in any other way is refused.
+beforehand, by a trace on the meta device (``trace``); one that mixes tokens in any other way is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The flags of logging, and how they reach every process of a server: by the environment. Light as ``cli_args``."""
+"""The flags of logging, and how they reach every process of a server: by the environment. Light as ``serve_args``."""
 
 import argparse
 import os
