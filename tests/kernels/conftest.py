@@ -44,6 +44,19 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True, scope="package")
+def lean_interpreter():
+    """Kernels are interpreted without what costs most and changes nothing."""
+    if not INTERPRETED:
+        yield
+        return
+    import lean_interpreter
+
+    with pytest.MonkeyPatch.context() as patch:
+        lean_interpreter.install(patch)
+        yield
+
+
 @pytest.fixture
 def rows_alike(monkeypatch):
     """Products of the interpreter whose rows are added in one order, wherever in a tile they stand.
