@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from checkpoints import VARIANTS, assert_matches, load, make, prompts
+from checkpoints import assert_matches, load, make, prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_schedule import NaiveEngine, Request
@@ -151,23 +151,23 @@ def test_a_tile_has_rows_of_one_adapter(device):
     assert tiles.tolist() == [[2, 0, 16], [2, 16, 16], [2, 32, 3], [0, 35, 2]]
 
 
-@pytest.mark.parametrize("variant", ["gpt2", "llama"])
-def test_models_with_adapters_have_pefts_logits(variant, device, tmp_path):
+@pytest.mark.parametrize(("kind", "sizes"), [("gpt2", {"n_layer": 2}), ("llama", {})], ids=["gpt2", "llama"])
+def test_models_with_adapters_have_pefts_logits(kind, sizes, device, tmp_path):
     """Every kind of adapter next to others and to the model, pieces of prompts in one step with decodes."""
     pytest.importorskip("peft", reason="peft is not installed")
     from peft_adapters import make_adapter, options_of, with_adapter
 
-    reference_model = make(*VARIANTS[variant])
+    reference_model = make(kind, sizes)
     reference_model.save_pretrained(tmp_path / "model")
     model = load(tmp_path / "model", device=str(device))
     store = AdapterStore(
         model, LoRAConfig(max_loras=3), torch.float32, None, batch_invariant=False,
         send=lambda array: torch.tensor(array).to(device),
     )  # fmt: skip
-    kinds = ("query and value", "DoRA", "patterns")
-    for number, kind in enumerate(kinds, 1):
-        make_adapter(reference_model, tmp_path / kind, seed=number, **options_of(kind, VARIANTS[variant][0]))
-        store.add(number, kind, tmp_path / kind)
+    names = ("query and value", "DoRA", "patterns")
+    for number, name in enumerate(names, 1):
+        make_adapter(reference_model, tmp_path / name, seed=number, **options_of(name, kind))
+        store.add(number, name, tmp_path / name)
     requests = [
         Request(prompt, 2, {"adapter": index % 4}, arrives=index // 3)
         for index, prompt in enumerate(prompts(97, [1, 9, 15, 4, 12, 7, 5, 2]))
@@ -180,8 +180,8 @@ def test_models_with_adapters_have_pefts_logits(variant, device, tmp_path):
     differs = [bool((torch.stack(r.logits) - oracle(reference_model, r)).abs().max() > 1e-2) for r in adapted]
     assert all(differs), "the adapters change too little to be seen"
     clear = sum(assert_matches(reference_model, r) for r in requests if not r.params["adapter"])
-    for number, kind in enumerate(kinds, 1):
-        with with_adapter(reference_model, tmp_path / kind) as with_products:
+    for number, name in enumerate(names, 1):
+        with with_adapter(reference_model, tmp_path / name) as with_products:
             clear += sum(assert_matches(with_products, r) for r in requests if r.params["adapter"] == number)
     assert clear > 12, "margins too small to say anything"
 
@@ -271,7 +271,7 @@ def test_batch_invariant_logits_with_adapters_have_the_same_bits_in_any_company(
 
     from rustvllm.attention.triton_backend import TritonAttentionBackend
 
-    reference_model = make("llama", {})
+    reference_model = make("llama", {"num_hidden_layers": 2})
     reference_model.save_pretrained(tmp_path / "model")
     model = load(tmp_path / "model", device=str(device))
     store = AdapterStore(
