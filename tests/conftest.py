@@ -50,7 +50,7 @@ def why_no_gpu() -> str | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips tests marked `gpu` where no GPU is; torch is only asked when such a test was collected."""
     # The longest tests, which only compute, come first: what the workers begin with last decides when all are done.
-    items.sort(key=lambda item: item.path.name != "test_kernels.py")
+    items.sort(key=lambda item: item.path.parts[-2:] != ("unit", "test_kernels.py"))
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if gpu_items else None
     if reason:
