@@ -61,6 +61,18 @@ struct DoneMasks {
     grew: Condvar,
 }
 
+/// Whether steps wait for a sample's mask.
+#[derive(Debug, PartialEq, Eq)]
+enum Standing {
+    /// They do, unless its masks take long.
+    Awaited,
+    /// One withheld it, and its mask may not be there yet.
+    Late,
+    /// Its request is held back, and must be let go once its mask is there: one that came fast may have ended the time for which
+    /// its masks count as slow.
+    Held,
+}
+
 #[derive(Debug)]
 struct Constrained {
     sample: Arc<Sample>,
@@ -69,8 +81,7 @@ struct Constrained {
     num_told: usize,
     /// There is no grammar, only a gate: what may follow is known at once.
     is_gate: bool,
-    /// It was withheld, and its mask may not be there yet.
-    is_late: bool,
+    standing: Standing,
     /// Tokens or guesses came since a thread was last asked to work on it.
     has_work: bool,
     /// The step whose guesses it has.
@@ -218,7 +229,7 @@ impl Grammars {
             }
             let Some(own) = self.samples.get_mut(&key) else { continue };
             let is_held = awaits_token || !own.sample.is_settled();
-            own.is_late &= is_held;
+            own.standing = if is_held { Standing::Held } else { Standing::Awaited };
             scheduler.hold_back(key, is_held);
             any |= is_held;
         }
@@ -227,7 +238,8 @@ impl Grammars {
 
     /// Let all requests run: there is nothing else that would have to wait for their masks.
     pub fn release_slow(&mut self, scheduler: &mut Scheduler) {
-        for (&key, _) in self.samples.iter().filter(|(_, own)| own.may_be_held()) {
+        for (&key, own) in self.samples.iter_mut().filter(|(_, own)| own.standing == Standing::Held) {
+            own.standing = Standing::Late;
             scheduler.hold_back(key, false);
         }
     }
@@ -279,7 +291,7 @@ impl Grammars {
                 && !own.sample.is_settled()
                 && scheduler.withhold_sample(output, constrained.key)
             {
-                own.is_late = true;
+                own.standing = Standing::Late;
                 take(constrained.place, 0, Verdict::Late, &[]);
                 continue;
             }
@@ -364,17 +376,25 @@ impl DoneMasks {
 
 impl Constrained {
     fn new(sample: Arc<Sample>, spec: Arc<GrammarSpec>, is_gate: bool) -> Self {
-        Self { sample, spec, num_told: 0, is_gate, is_late: false, has_work: false, guessed_for: 0 }
+        Self {
+            sample,
+            spec,
+            num_told: 0,
+            is_gate,
+            standing: Standing::Awaited,
+            has_work: false,
+            guessed_for: 0,
+        }
     }
 
-    /// Steps may go on without it.
+    /// Steps may go on without it, or do.
     fn may_be_held(&self) -> bool {
-        self.is_late || self.sample.is_slow()
+        self.standing != Standing::Awaited || self.sample.is_slow()
     }
 
     /// What is known of its next tokens before there is a mask takes no time to find.
     fn is_looked_at_ahead(&self) -> bool {
-        !self.is_gate && !self.is_late && !self.sample.may_take_long()
+        !self.is_gate && self.standing == Standing::Awaited && !self.sample.may_take_long()
     }
 
     /// Its request has further tokens.
@@ -419,7 +439,11 @@ mod tests {
     };
 
     use super::{Constrained, Grammars, Sample};
-    use crate::{check::matcher_of_bytes, sample::Matching, vocabulary::Vocabulary};
+    use crate::{
+        check::matcher_of_bytes,
+        sample::{Matching, SLOW_FOR},
+        vocabulary::Vocabulary,
+    };
 
     fn spec() -> Arc<GrammarSpec> {
         Arc::new(GrammarSpec::new(GrammarKind::Regex, "(ab|cd){3}e"))
@@ -478,5 +502,34 @@ mod tests {
         grammars.release_slow(&mut scheduler);
         assert_eq!(step(&mut scheduler), 2, "nothing would have to wait");
         drop(busy);
+    }
+
+    #[test]
+    fn a_row_that_is_fast_again_while_it_is_held_back_is_let_go() {
+        let (mut scheduler, key) = two_requests();
+        let vocabulary = Vocabulary::new(Box::new(|| Err("there is no tokenizer".to_owned())), 256);
+        let mut grammars = Grammars::start(scheduler.handle(), vocabulary).expect("threads");
+        let sample = Arc::new(Sample::new());
+        let spec = Arc::new(GrammarSpec::new(GrammarKind::Regex, "a{40}"));
+        let matcher = matcher_of_bytes(&spec).expect("an expression");
+        sample.begin(Matching::new(Some(matcher), None, &[], 8, false));
+        grammars.samples.insert(key, Constrained::new(sample.clone(), spec, false));
+        sample.note_slow();
+        for _ in 1..SLOW_FOR {
+            sample.push(std::iter::once(u32::from(b'a')));
+            sample.settle(&[], |_| ());
+        }
+        assert!(sample.is_slow(), "for one mask more");
+        // No thread gets at its mask before it is held back, and then one makes it in no time.
+        let busy = sample.keep_busy();
+        assert!(grammars.hold_slow(&mut scheduler));
+        assert_eq!(step(&mut scheduler), 1, "the other one alone");
+        drop(busy);
+        while !sample.is_settled() {
+            std::thread::yield_now();
+        }
+        assert!(!sample.is_slow());
+        assert!(!grammars.hold_slow(&mut scheduler), "its mask is there");
+        assert_eq!(step(&mut scheduler), 2, "both, although its masks do not count as slow any more");
     }
 }

@@ -25,7 +25,7 @@ use crate::{
 /// makes no row slow.
 const SLOW_MASK: Duration = Duration::from_millis(5);
 /// Behind a mask that took long so many are held to take as long. Then they have been fast, and a step takes its row in.
-const SLOW_FOR: u32 = 8;
+pub(crate) const SLOW_FOR: u32 = 8;
 
 /// What the next token of a sample may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
