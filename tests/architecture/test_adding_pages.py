@@ -14,7 +14,7 @@ UNNAMED = {"crates/ipc/src/handshake.rs", "python/rustvllm/sample/token_rules.py
     ("page", "begin", "count", "name"),
     [
         ("adding-a-sampling-parameter.md", "For a number 8", 8, "top_n_sigma"),
-        ("adding-a-sampling-parameter.md", "Edited by hand for one are 7", 7, "bad_words"),
+        ("adding-a-sampling-parameter.md", "Edited by hand for one are 8", 8, "bad_words"),
         ("adding-a-flag.md", "For a flag of the scheduler 8", 8, "max_look_past"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams, StructuredOutputsParams
 from rustvllm.engine import core_client
 from rustvllm.engine.grammar_masks import GrammarMasks
-from rustvllm.exceptions import InvalidRequestError
+from rustvllm.exceptions import InvalidRequestError, RequestFailedError
 
 SCHEMA = {
     "type": "object",
@@ -243,6 +243,26 @@ def test_what_cannot_be_enforced_is_refused_and_harms_no_other_request(expected)
             assert refused.value.param == "structured_outputs"
         results = llm.generate(PROMPTS[:NUM_KINDS], PARAMS[:NUM_KINDS], use_tqdm=False)
         assert [result.outputs[0].text for result in results] == [text for text, _, _ in expected[:NUM_KINDS]]
+
+
+def test_a_grammar_that_other_rules_leave_no_token_says_so_and_harms_no_other_request(expected):
+    yes, digits = StructuredOutputsParams(choice=["yes"]), StructuredOutputsParams(regex="[0-9]+")
+    with LLM(device="cpu", dtype="float32", max_model_len=128, block_size=8) as llm:
+        ids = llm.get_tokenizer().encode("7", add_special_tokens=False)
+        rules = [
+            {"structured_outputs": yes, "allowed_token_ids": ids},
+            {"structured_outputs": yes, "allowed_token_ids": ids, "temperature": 0.0},
+            {"structured_outputs": yes, "bad_words": ["yes", "ye", "y"], "logprobs": 1},
+        ]
+        emptied = [SamplingParams(max_tokens=4, seed=1, **rule) for rule in rules]
+        with pytest.raises(
+            RequestFailedError, match=r"failed on 3 of 10 prompts, .*: no token may follow: the grammar"
+        ) as failed:
+            llm.generate(["Once"] * 3 + PROMPTS[:NUM_KINDS], emptied + PARAMS[:NUM_KINDS], use_tqdm=False)
+        results = failed.value.outputs[3:]
+        assert [result.outputs[0].text for result in results] == [text for text, _, _ in expected[:NUM_KINDS]]
+        both = SamplingParams(max_tokens=4, seed=1, structured_outputs=digits, allowed_token_ids=ids)
+        assert llm.generate("Once", both, use_tqdm=False)[0].outputs[0].text == "7777"
 
 
 BEHIND_E = {"type": "tag", "begin": "e", "content": {"type": "const_string", "value": "12345"}, "end": "!"}

@@ -164,3 +164,13 @@ def test_a_seed_gives_the_same_text_whichever_of_two_api_processes_is_asked(serv
             if len(asked) == 2:
                 break
         assert len(asked) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("url", [COMPLETIONS, CHAT])
+def test_a_grammar_that_allowed_ids_leave_no_token_is_refused(server, url, stream):
+    body = body_of(url, 1, structured_outputs={"choice": ["yes", "no"]}, allowed_token_ids=[5], stream=stream)
+    response = httpx.post(server.url + url, json=body, timeout=60)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["message"].startswith("no token may follow: the grammar, allowed_token_ids, bad_words"), error

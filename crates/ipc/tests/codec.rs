@@ -193,11 +193,11 @@ prop_compose! {
             FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error,
             FinishReason::Repetition,
         ];
-        const ERRORS: [RequestError; 11] = [
+        const ERRORS: [RequestError; 12] = [
             RequestError::None, RequestError::DuplicateRequestId, RequestError::StepFailed,
             RequestError::NoToken, RequestError::GrammarRejected, RequestError::GrammarFailed,
             RequestError::ProcessorFailed, RequestError::ProcessorRefused, RequestError::AdapterMissing,
-            RequestError::QueueTimeout, RequestError::GrammarsFull,
+            RequestError::QueueTimeout, RequestError::GrammarsFull, RequestError::NothingAllowed,
         ];
         let (first_scheduled_ns, num_cached_tokens) = first.unwrap_or_default();
         let (num_accepted, num_rejected) = predicted.unwrap_or_default();

@@ -92,7 +92,7 @@ pub use sampling_params::extras::{
     SamplingExtras, SamplingExtrasError, SamplingList, TokenList,
 };
 pub use scheduler::{
-    BlockMap, COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, MAX_EVENTS, REFUSED_BY_PROCESSOR,
+    BlockMap, COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, MAX_EVENTS, NOTHING_LEFT, REFUSED_BY_PROCESSOR,
     REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR, RequestEvent, RequestEventKind, RequestState, RequestSummary,
     ScheduledRequest, Scheduler, StepView, WITHHELD_SAMPLE,
 };

@@ -64,6 +64,8 @@ pub enum RequestError {
     AdapterMissing,
     /// There is no room for its grammar next to those of other requests, or not any more.
     GrammarsFull,
+    /// What it asked for excludes every token, such as allowed ids that its grammar does not take.
+    NothingAllowed,
 }
 
 impl RequestError {
@@ -99,6 +101,9 @@ impl fmt::Display for RequestError {
             Self::AdapterMissing => "the engine does not have the adapter of this request; it may have been removed while the request came in",
             Self::GrammarsFull => {
                 "the grammars of other requests take all the room that there is for grammars; try again later"
+            }
+            Self::NothingAllowed => {
+                "no token may follow: the grammar, allowed_token_ids, bad_words, min_tokens and logits processors of this request exclude every one together; leave one of them out"
             }
         })
     }

@@ -295,6 +295,12 @@ const _: () =
     assert!(std::mem::offset_of!(Request, block_table) == 64, "a decode step needs the first of them");
 
 impl Request {
+    /// Whether it asked for anything that may exclude tokens, so that none may be left.
+    pub(crate) fn may_exclude_tokens(&self) -> bool {
+        let params = &self.cold.params;
+        self.cold.uses_grammar || params.min_tokens > 0 || params.extras.is_some()
+    }
+
     /// A request that was just taken in.
     pub(crate) fn new(
         prompt_token_ids: Vec<i32>,

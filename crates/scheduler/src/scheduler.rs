@@ -34,7 +34,7 @@ pub use events::{MAX_EVENTS, RequestEvent, RequestEventKind};
 pub use inspect::{RequestState, ScheduledRequest, StepView};
 pub use summary::{BlockMap, RequestSummary};
 pub use update::{
-    COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, REFUSED_BY_PROCESSOR, REJECTED_BY_GRAMMAR,
+    COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, NOTHING_LEFT, REFUSED_BY_PROCESSOR, REJECTED_BY_GRAMMAR,
     REJECTED_BY_PROCESSOR, WITHHELD_SAMPLE,
 };
 

@@ -7,8 +7,8 @@ number that depends on (seed, position) alone; every operation is row by row. So
 and parameters, not on other rows. The inversion looks for the block of ids first and then inside it: sums of whole
 blocks are vectorised, a running sum over the vocabulary is not.
 
-A row without a number to choose (its logits hold NaN, or all are minus infinity) gives ``NO_TOKEN`` and leaves the
-others alone.
+A row without a number to choose gives ``NO_TOKEN`` (its logits hold NaN) or ``NOTHING_LEFT`` (all are minus infinity)
+and leaves the others alone.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from rustvllm.sample.token_rules import add_bias, ban_tokens
 
 NO_TOKEN = -1
 """In the place of an id: the row's logits are not numbers."""
+NOTHING_LEFT = -8
+"""In the place of an id: all logits of the row are minus infinity, so what its request asked for excludes every id."""
 PROCESSOR_FAILED = -3
 """In the place of an id: a logits processor of the row's request failed."""
 PROCESSOR_REFUSED = -4
@@ -65,7 +67,8 @@ class Sampler:
             metadata: how.
 
         Returns:
-            int64 ``[n]``, each in ``[0, vocab_size)``, or ``NO_TOKEN``, or ``PROCESSOR_FAILED``.
+            int64 ``[n]``, each in ``[0, vocab_size)``, or ``NO_TOKEN``, ``NOTHING_LEFT``, or
+                what a logits processor's failure is.
         """
         if metadata.all_greedy and metadata.is_plain and runs_fused(logits) and logits.is_contiguous():
             return argmax(logits)
@@ -112,7 +115,8 @@ def argmax(logits: Tensor) -> Tensor:
         logits: float32 ``[n, vocab_size]``; where kernels run, of any kind of floats.
 
     Returns:
-        int64 ``[n]``; ``NO_TOKEN`` where the largest is NaN, which counts as larger than anything, or minus infinity.
+        int64 ``[n]``; ``NO_TOKEN`` where the largest is NaN, which counts as larger than anything, and ``NOTHING_LEFT``
+        where it is minus infinity.
     """
     if runs_fused(logits) and logits.is_contiguous():
         from rustvllm.kernels import draw
@@ -121,10 +125,14 @@ def argmax(logits: Tensor) -> Tensor:
     if logits.device.type == "cpu":
         values = logits.numpy()
         ids = values.argmax(-1)  # ten times as fast as torch's
-        is_number = values[np.arange(len(ids)), ids] > -np.inf
-        return torch.from_numpy(ids if is_number.all() else np.where(is_number, ids, NO_TOKEN))
+        chosen = values[np.arange(len(ids)), ids]
+        is_number = chosen > -np.inf
+        if not is_number.all():
+            ids = np.where(is_number, ids, np.where(np.isnan(chosen), NO_TOKEN, NOTHING_LEFT))
+        return torch.from_numpy(ids)
     largest, device_ids = logits.max(dim=-1)
-    return torch.where(largest > -torch.inf, device_ids, NO_TOKEN)
+    device_ids = torch.where(largest > -torch.inf, device_ids, NOTHING_LEFT)
+    return torch.where(largest.isnan(), NO_TOKEN, device_ids)
 
 
 def _draw_by_core(logits: Tensor, rows: Tensor, metadata: SamplingMetadata, cpu_draw: CpuDraw) -> Tensor:

@@ -43,9 +43,9 @@ def ruled(logits, output, allowed=(), bad_words=(), stop_ids=(), bias=()):
 
 
 def choose(logits, temperature, seed, position, **kept):
-    """An id, or −1 when there is none that could be drawn."""
+    """An id, or −8 when none is left that could be drawn."""
     if max(logits) == -math.inf:
-        return -1
+        return -8
     if temperature < 1e-5:
         return max(range(len(logits)), key=lambda token: logits[token])
     return draw(distribution(logits, temperature, **kept), uniform(seed, position))

@@ -10,7 +10,7 @@ from test_sampler import ROWS, expected_token, metadata
 
 from rustvllm import _core
 from rustvllm.sample.cpu_draw import CpuDraw
-from rustvllm.sample.sampler import NO_TOKEN, Sampler
+from rustvllm.sample.sampler import NO_TOKEN, NOTHING_LEFT, Sampler
 
 THREADS = _core.CpuThreads(2)
 
@@ -32,7 +32,7 @@ def test_any_mixture_equals_the_reference_and_torch(rows, seed, vocab_size):
     [
         ([float("nan")] * 6, NO_TOKEN),
         ([0.0, float("nan")] * 3, NO_TOKEN),
-        ([-np.inf] * 6, NO_TOKEN),
+        ([-np.inf] * 6, NOTHING_LEFT),
         ([np.inf, 0] * 3, 0),
     ],
 )

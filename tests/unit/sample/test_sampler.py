@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rustvllm.sample import sampler as sampler_module
 from rustvllm.sample.metadata import Penalties, SamplingMetadata
-from rustvllm.sample.sampler import NO_TOKEN, Sampler, apply_min_p, apply_top_k_top_p, apply_top_n_sigma
+from rustvllm.sample.sampler import NO_TOKEN, NOTHING_LEFT, Sampler, apply_min_p, apply_top_k_top_p, apply_top_n_sigma
 from rustvllm.sampling_table import FILTERS
 
 DEFAULTS = {"temperature": 1.0, "seed": 0, "position": 0} | {number.name: number.default for number in FILTERS}
@@ -165,7 +165,8 @@ def test_a_bad_row_gives_no_token_and_harms_no_other(bad, row):
     logits = torch.cat((good, torch.tensor([bad]), good))
     rows = [row | {"seed": 1}, row | {"seed": 2}, row | {"seed": 3}]
     drawn = sample(logits, rows)
-    assert drawn[1] == (0 if bad[0] == float("inf") else NO_TOKEN)
+    without_any = NOTHING_LEFT if bad[0] == -float("inf") else NO_TOKEN
+    assert drawn[1] == (0 if bad[0] == float("inf") else without_any)
     assert [drawn[0]] == sample(good, rows[:1])
     assert [drawn[2]] == sample(good, rows[2:])
 

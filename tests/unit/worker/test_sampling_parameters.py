@@ -12,7 +12,7 @@ from naive_schedule import DEFAULTS, FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
 
 from rustvllm import _core
 from rustvllm.sample.processor_batch import Failure
-from rustvllm.sample.sampler import Sampler
+from rustvllm.sample.sampler import NOTHING_LEFT, Sampler
 from rustvllm.sampling_table import FILTERS
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers
@@ -247,7 +247,7 @@ def test_an_id_outside_the_vocabulary_ends_its_own_request():
     assert failure == Failure("logit_bias holds the token id 20, the vocabulary is 0 to 12", is_refusal=True)
 
 
-def test_nothing_left_to_sample_is_no_token():
+def test_nothing_left_to_sample_has_an_id_of_its_own():
     requests = Requests()
     requests.update([request(0, allowed=[3], bad_words=[[3]]), request(1, params={"temperature": 1.0}, allowed=[3])])
-    assert requests.sample([0, 1], torch.zeros(2, VOCAB)) == [-1, 3]
+    assert requests.sample([0, 1], torch.zeros(2, VOCAB)) == [NOTHING_LEFT, 3]

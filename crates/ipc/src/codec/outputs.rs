@@ -117,7 +117,7 @@ fn finish_reason(byte: u8) -> Result<Option<FinishReason>, DecodeError> {
 }
 
 fn request_error(byte: u8) -> Result<RequestError, DecodeError> {
-    const ALL: [RequestError; 11] = [
+    const ALL: [RequestError; 12] = [
         RequestError::None,
         RequestError::DuplicateRequestId,
         RequestError::StepFailed,
@@ -129,6 +129,7 @@ fn request_error(byte: u8) -> Result<RequestError, DecodeError> {
         RequestError::ProcessorRefused,
         RequestError::AdapterMissing,
         RequestError::GrammarsFull,
+        RequestError::NothingAllowed,
     ];
     ALL.into_iter()
         .find(|error| *error as u8 == byte)

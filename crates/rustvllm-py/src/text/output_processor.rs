@@ -117,6 +117,7 @@ impl PyRequestDelta {
                     | RequestError::GrammarFailed
                     | RequestError::GrammarRejected
                     | RequestError::AdapterMissing
+                    | RequestError::NothingAllowed
             ) =>
             {
                 "refused"

@@ -28,6 +28,9 @@ pub const COMPLETED_BY_GRAMMAR: i32 = -5;
 /// In a row of sampled ids: its grammar has become too large next to those of other requests.
 pub const CROWDED_OUT_OF_GRAMMARS: i32 = -6;
 
+/// In a row of sampled ids: all logits are minus infinity, so there is nothing to choose from.
+pub const NOTHING_LEFT: i32 = -8;
+
 /// Stands in a row for the token of a sample that was [withheld](Scheduler::withhold_sample), which gets none.
 pub const WITHHELD_SAMPLE: i32 = -7;
 
@@ -45,9 +48,9 @@ impl Scheduler {
     /// A row of `rows.sampled` without a token ends its request with an error: its logits were not numbers, or, when
     /// the row begins with [`REJECTED_BY_GRAMMAR`], its grammar did not take the token, or, with
     /// [`REJECTED_BY_PROCESSOR`], a logits processor of its own failed, or, with [`REFUSED_BY_PROCESSOR`], one does
-    /// not take its arguments, or, with [`CROWDED_OUT_OF_GRAMMARS`], there is no room for its grammar any more. A row that
-    /// begins with [`COMPLETED_BY_GRAMMAR`] ends its request as one that was
-    /// stopped.
+    /// not take its arguments, or, with [`CROWDED_OUT_OF_GRAMMARS`], there is no room for its grammar any more, or, with
+    /// [`NOTHING_LEFT`], what it asked for excludes every token. A row that begins with [`COMPLETED_BY_GRAMMAR`] ends its
+    /// request as one that was stopped.
     ///
     /// # Errors
     /// When the step is not the oldest in flight, or rows do not match it: another number of rows, drafts where there
@@ -278,6 +281,9 @@ impl Scheduler {
                 CROWDED_OUT_OF_GRAMMARS => RequestError::GrammarsFull,
                 REJECTED_BY_PROCESSOR => RequestError::ProcessorFailed,
                 REFUSED_BY_PROCESSOR => RequestError::ProcessorRefused,
+                NOTHING_LEFT if self.requests[slot as usize].may_exclude_tokens() => {
+                    RequestError::NothingAllowed
+                }
                 _ => {
                     self.kv.forget(&mut self.requests[slot as usize]);
                     RequestError::NoToken
