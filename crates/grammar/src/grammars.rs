@@ -126,12 +126,6 @@ impl Grammars {
         self.vocabulary.num_mask_words()
     }
 
-    /// Whether no request has a grammar.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.samples.is_empty()
-    }
-
     /// Take in who came and who left, once a step was planned.
     pub fn take_news(&mut self, scheduler: &mut Scheduler) {
         for news in scheduler.take_grammar_news() {
@@ -173,6 +167,15 @@ impl Grammars {
         if own.tell(key, scheduler, masks) {
             self.told_at = Instant::now();
         }
+    }
+
+    /// Whether tokens came that [`look_ahead`](Self::look_ahead) takes in.
+    #[must_use]
+    pub fn looks_ahead(&self, scheduler: &Scheduler) -> bool {
+        let has_news = |(&key, own): (&RequestKey, &Constrained)| {
+            own.is_looked_at_ahead() && !scheduler.output_tokens_from(key, own.num_told).is_empty()
+        };
+        !scheduler.is_step_in_flight() && self.samples.iter().any(has_news)
     }
 
     /// Take in the tokens that came, before a step is planned, while none is in flight: tokens that have to follow are

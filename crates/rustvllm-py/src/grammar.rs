@@ -98,9 +98,11 @@ impl PyGrammars {
     /// step is planned.
     fn look_ahead(&mut self, py: Python<'_>) -> PyResult<()> {
         let Self { inner, scheduler, .. } = self;
-        if !inner.is_empty() {
-            let mut scheduler = scheduler.bind(py).try_borrow_mut()?;
-            let scheduler = scheduler.owned();
+        let mut scheduler = scheduler.bind(py).try_borrow_mut()?;
+        let scheduler = scheduler.owned();
+        // For nothing the interpreter is not given away: the event loop, which was woken by the last step's tokens, would take
+        // it, and this thread wait for it.
+        if inner.looks_ahead(scheduler) {
             py.detach(|| look_ahead(inner, scheduler));
         }
         Ok(())
