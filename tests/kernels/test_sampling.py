@@ -12,7 +12,7 @@ from rustvllm.sample import sampler as sampler_module
 from rustvllm.sample.metadata import Penalties, SamplingMetadata
 from rustvllm.sample.penalties import apply_penalties
 from rustvllm.sample.random import counter_uniform
-from rustvllm.sample.sampler import Sampler
+from rustvllm.sample.sampler import NO_TOKEN, NOTHING_LEFT, Sampler
 
 SEEDS = st.integers(0, 2**31)
 SIZES = st.sampled_from([1, 3, 70, 700])  # of the vocabulary; the last one is more than one block
@@ -204,7 +204,7 @@ def test_what_a_graph_chooses_is_what_a_step_without_would(device, dtype):
     assert torch.equal(draws.sampled, other.sampled)
     assert torch.equal(draws.last_token_ids, other.last_token_ids)
     ids = draws.sampled[1, :num].tolist()
-    assert (ids[1:4], ids[6]) == ([-1, -1, 300], 100)
+    assert (ids[1:4], ids[6]) == ([NO_TOKEN, NOTHING_LEFT, 300], 100)
     assert draws.last_token_ids[:num].flip(0).tolist() == [max(i, 0) for i in ids]
     assert not draws.counters.any()
     drawn = [0, 5]
@@ -245,7 +245,7 @@ def test_rows_without_a_distribution_give_their_largest_or_none(device):
     logits[2, 300] = torch.inf
     logits[3, 599] = 1e30
     out = draw.draw(logits, torch.arange(5, device=device), torch.arange(5, device=device))
-    assert out[:4].tolist() == [-1, -1, 300, 599]
+    assert out[:4].tolist() == [NO_TOKEN, NOTHING_LEFT, 300, 599]
     assert 0 <= int(out[4]) < 600
 
 

@@ -298,7 +298,8 @@ def draws(found: Finding) -> None:
     wrong = logits[:3].clone()
     wrong[0], wrong[1, 5], wrong[2] = torch.nan, torch.nan, -torch.inf
     none = draw.draw(wrong, seeds[:3], positions[:3]).tolist()
-    found.check("draws", same and share <= 0.02 and none == [-1] * 3, share_that_differs=share, no_number=none)
+    is_told = none == [draw.NO_TOKEN, draw.NO_TOKEN, draw.NOTHING_LEFT]
+    found.check("draws", same and share <= 0.02 and is_told, share_that_differs=share, no_number=none)
     found.attempt("tokens of a graph", chosen, logits.to(FP32 if DRY else BF16), seeds, positions)
 
 

@@ -23,6 +23,9 @@ from rustvllm.kernels.tuning import LAUNCH_OPTIONS, power_of_two
 
 PART, BLOCK = 4096, 1024
 """Ids of a part, and of those that are read at a time; the first is a multiple of the second."""
+NO_TOKEN, NOTHING_LEFT = -1, -8
+"""As ``sample.sampler`` has them."""
+_NO_TOKEN, _NOTHING_LEFT = tl.constexpr(NO_TOKEN), tl.constexpr(NOTHING_LEFT)
 _GREEDY_TEMPERATURE = tl.constexpr(1e-5)  # as ``sample.metadata`` has it
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
@@ -50,8 +53,8 @@ def counter_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Draw one id per row from the softmax of its logits.
 
-    A row without a finite distribution gives the id of its largest logit, the first of equals; −1 where there is none:
-    it holds NaN, or nothing above −∞.
+    A row without a finite distribution gives the id of its largest logit, the first of equals; ``NO_TOKEN`` where it
+    holds NaN, and ``NOTHING_LEFT`` where it holds nothing above −∞.
 
     Args:
         logits: float32 ``[m, vocab_size]``, contiguous; −∞ is never drawn.
@@ -67,7 +70,7 @@ def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """The id of the largest logit of each row, the first of equals; −1 where ``draw`` gives it.
+    """The id of the largest logit of each row, the first of equals; or what ``draw`` gives where there is none.
 
     Args:
         logits: float ``[m, vocab_size]``, contiguous.
@@ -91,7 +94,7 @@ class StaticDraws:
         rows: int32 ``[n]``, where each token stands in ``last_token_ids``.
         which: int32 ``[1]`` or more: the row of ``sampled`` that is written.
         sampled: int32 ``[num_sets, n]`` or wider.
-        last_token_ids: int32, gets each token, 0 in the place of −1; None: tokens are not kept there.
+        last_token_ids: int32, gets each token, 0 in the place of none; None: tokens are not kept there.
         counters: int32 ``[n]`` or more, zeros before and after.
     """
 
@@ -264,7 +267,7 @@ def _draw_kernel(
     place = index * num_parts + part
     tl.store(max_ptr + place, part_max.to(tl.float64))
     tl.store(sum_ptr + place, part_sum)
-    tl.store(id_ptr + place, tl.where(tl.sum(num_nan, 0) > 0, -1, part_first))
+    tl.store(id_ptr + place, tl.where(tl.sum(num_nan, 0) > 0, _NO_TOKEN, part_first))
     # The one thread that stored counts after it; who counts last sees what all have stored.
     tl.debug_barrier()
     if tl.atomic_add(counter_ptr + index, 1, sem="acq_rel") == num_parts - 1:
@@ -277,7 +280,10 @@ def _draw_kernel(
         firsts = tl.load(id_ptr + places, mask=is_part, other=vocab_size, cache_modifier=".cg")
         top = tl.max(maxima, 0)
         chosen = tl.min(tl.where(maxima == top, firsts, vocab_size), 0)
-        is_number = (top > float("-inf")) & (tl.min(firsts, 0) >= 0)
+        has_nan = tl.min(firsts, 0) < 0
+        is_number = (top > float("-inf")) & (not has_nan)
+        # Here, and not behind the draw: what lives through that takes registers.
+        chosen = tl.where(is_number, chosen, tl.where(has_nan, _NO_TOKEN, _NOTHING_LEFT))
         if is_drawn & is_number:
             # Parts without a possible token weigh nothing.
             weights = tl.where(maxima > float("-inf"), sums * tl.exp((maxima - top).to(tl.float32)).to(tl.float64), 0.0)
@@ -310,7 +316,6 @@ def _draw_kernel(
                     before += tl.sum(weight, 0)
                 # Parts and tokens are summed apart: what rounding leaves beyond the last possible token belongs to it.
                 chosen = tl.where(found < vocab_size, found, last)
-        chosen = tl.where(is_number, chosen, -1)
         target_ptr = out_ptr + index
         if has_temperature:
             target_ptr += tl.load(which_ptr).to(tl.int64) * out_stride

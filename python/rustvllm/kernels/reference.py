@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rustvllm.kernels.draw import NO_TOKEN, NOTHING_LEFT
 from rustvllm.kernels.fp8 import MAX as FP8_MAX
 
 if TYPE_CHECKING:
@@ -258,7 +259,8 @@ def choose(logits: Tensor, draws: StaticDraws) -> None:
             tempered = row / draws.temperatures[index]
             if bool(tempered.double().softmax(0).isfinite().all()):
                 token_id = int(draw(tempered[None], uniform))
-        draws.sampled[draws.which[0], index] = token_id if is_number else -1
+        missing = NO_TOKEN if bool(row.isnan().any()) else NOTHING_LEFT
+        draws.sampled[draws.which[0], index] = token_id if is_number else missing
         if draws.last_token_ids is not None:
             draws.last_token_ids[draws.rows[index]] = token_id if is_number else 0
 
