@@ -1,4 +1,7 @@
-"""Schemas with texts, of files that others published: MaskBench and the JSON Schema Test Suite. Needs Python alone."""
+"""Schemas with texts, of files that others published: MaskBench and the JSON Schema Test Suite. Needs Python alone.
+
+And what to say of times along them, the same for every engine.
+"""
 
 import gzip
 import json
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 DRAFTS = {
     "draft4": "http://json-schema.org/draft-04/schema#",
     "draft6": "http://json-schema.org/draft-06/schema#",
@@ -57,3 +61,10 @@ def read_suite(path: Path) -> dict[str, list[Entry]]:
                     schema = {"$schema": DRAFTS[draft], **schema}
                 groups[draft].append(Entry(f"{draft}/{file}: {group['description']}", schema, group["tests"]))
     return dict(sorted(groups.items()))
+
+
+def quantiles(values: list[float]) -> dict[str, float]:
+    """Number, mean, some quantiles and the most."""
+    values = sorted(values)
+    found = {name: round(values[int(share * (len(values) - 1))], 1) for name, share in SHARES.items()}
+    return {"count": len(values), "mean": round(sum(values) / len(values), 1), **found, "max": round(values[-1], 1)}

@@ -9,7 +9,8 @@ refused as they should be, *refused* when it cannot be enforced, *wrong* when a 
 *narrow* when one that obeys is not. Lenient, a schema that is not enforced to the letter says so: *told* are those of
 the wrong ones that do. Compile and mask times are those of the engine, with the vocabulary of ``--tokenizer``, along
 the texts that obey. ``--peer-python`` is an interpreter that has ``xgrammar``, which judges the same schemas; it takes
-a second for one.
+a second for one. ``--library-python`` is one that has ``llguidance``, the library that computes our masks: its masks
+and ours, by turns, show what is ours of the time, and how fast the machine is at the moment.
 """
 
 import argparse
@@ -22,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from bench_report import new_report, parse, publish
-from schema_corpus import Entry, read_schemas, read_suite
+from schema_corpus import Entry, quantiles, read_schemas, read_suite
 
 from rustvllm import _core
 from rustvllm.text.tokenizer import Tokenizer
 
-PEER = Path(__file__).parent / "engines" / "xgrammar_schemas.py"
-SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
+ENGINES = Path(__file__).parent / "engines"
+TURNS = 3
 
 
 def judge(spec: _core.GrammarSpec, entry: Entry) -> str:
@@ -125,19 +126,37 @@ def obeying(entries: list[Entry]) -> Iterator[tuple[_core.GrammarSpec, list[str]
         yield _core.GrammarSpec("json", json.dumps(entry.schema)), texts
 
 
-def quantiles(values: list[float]) -> dict[str, float]:
-    """Number, mean, some quantiles and the most."""
-    values = sorted(values)
-    found = {name: round(values[int(share * (len(values) - 1))], 1) for name, share in SHARES.items()}
-    return {"count": len(values), "mean": round(sum(values) / len(values), 1), **found, "max": round(values[-1], 1)}
-
-
 def of_peer(python: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The same of xgrammar, in an interpreter that has it."""
-    command = [python, PEER, "--schemas", args.schemas, "--tokenizer", args.tokenizer, "--limit", args.peer_limit or 0]
-    if args.suite is not None:
-        command += ["--suite", args.suite]
-    done = subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True)
+    suite = [] if args.suite is None else ["--suite", args.suite]
+    return answer_of(python, "xgrammar_schemas.py", args, args.peer_limit, *suite)
+
+
+def next_to_library(python: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The masks of the library that ours are built on, in its own package, and ours, by turns."""
+    entries = read_schemas(args.schemas, args.peer_limit)
+    turns = []
+    for _ in range(TURNS):
+        library = answer_of(python, "llguidance_masks.py", args, args.peer_limit)
+        ours = times(entries, args.tokenizer)
+        ratio = round(ours["mask_us"]["mean"] / library["mask_us"]["mean"], 2)
+        turns.append({"llguidance": library, "rustvllm": ours, "ratio_of_mean_masks": ratio})
+    return turns
+
+
+def answer_of(python: Path, engine: str, args: argparse.Namespace, limit: int | None, *more: str) -> dict[str, Any]:
+    """The line of JSON that a program of another interpreter prints."""
+    command = [
+        python,
+        ENGINES / engine,
+        "--schemas",
+        args.schemas,
+        "--tokenizer",
+        args.tokenizer,
+        "--limit",
+        limit or 0,
+    ]
+    done = subprocess.run([str(part) for part in [*command, *more]], check=True, capture_output=True, text=True)
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report
 
@@ -150,7 +169,8 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the vocabulary for the times")
     parser.add_argument("--limit", type=int, help="as many schemas, evenly spread over the file")
     parser.add_argument("--peer-python", type=Path, help="interpreter that has xgrammar")
-    parser.add_argument("--peer-limit", type=int, help="schemas of the file that it judges, evenly spread")
+    parser.add_argument("--library-python", type=Path, help="interpreter that has llguidance")
+    parser.add_argument("--peer-limit", type=int, help="schemas of the file for these two, evenly spread")
     parser.add_argument("--output-json", type=Path, help="write the report there as well")
     args = parse(parser)
     report = new_report()
@@ -162,6 +182,8 @@ def main() -> None:
         report["suite"] = {draft: verdicts(groups, names=True) for draft, groups in read_suite(args.suite).items()}
     if args.peer_python is not None:
         report["xgrammar"] = of_peer(args.peer_python, args)
+    if args.library_python is not None:
+        report["llguidance"] = next_to_library(args.library_python, args)
     publish(report, args.output_json)
 
 

@@ -15,7 +15,7 @@ import xgrammar
 from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from schema_corpus import Entry, read_schemas, read_suite
+from schema_corpus import Entry, quantiles, read_schemas, read_suite
 
 
 class Judge:
@@ -67,14 +67,6 @@ def shares(entries: list[Entry], judge: Judge, times: bool) -> dict[str, object]
     counts = Counter(judge.judge(entry, times) for entry in entries)
     total = len(entries)
     return {name: {"count": count, "percent": round(100 * count / total, 2)} for name, count in counts.most_common()}
-
-
-def quantiles(values: list[float]) -> dict[str, float]:
-    """Number, mean, some quantiles and the most."""
-    values = sorted(values)
-    found = {name: values[int(share * (len(values) - 1))] for name, share in (("p50", 0.5), ("p99", 0.99))}
-    found |= {"p99.9": values[int(0.999 * (len(values) - 1))], "max": values[-1], "mean": sum(values) / len(values)}
-    return {"count": len(values), **{name: round(value, 1) for name, value in found.items()}}
 
 
 def main() -> None:
