@@ -41,7 +41,7 @@ CORRECTNESS = {
     "capture_measured": 100, "capture_broken": 100, "toolchain": 100,
 }  # fmt: skip
 SPEED = {"perf": 220, "micro": 80}
-"""Seconds that each section has at most."""
+"""Seconds that each section has at most on a card."""
 CAPTURES: dict[str, dict[str, Any]] = {
     "capture_ahead": {"num_gpu_blocks_override": 400},
     "capture_late": {"num_gpu_blocks_override": 400, "cudagraph_capture_mode": "lazy"},
@@ -125,7 +125,7 @@ def start(name: str, folder: Path, budget: float, *, dry: bool) -> Section | tup
     left = budget - (time.monotonic() - START) - 5
     if left < 20:
         return name, {"status": "skipped, no time was left"}
-    seconds = min((CORRECTNESS | SPEED)[name], left)
+    seconds = left if dry else min((CORRECTNESS | SPEED)[name], left)  # a processor's time says nothing of a card's
     file, log = folder / f"{name}.json", folder / f"{name}.log"
     environment = dict(os.environ, PYTHONUNBUFFERED="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
     environment.setdefault("RUSTVLLM_LOGGING_LEVEL", "WARNING")
