@@ -129,7 +129,7 @@ def obeying(entries: list[Entry]) -> Iterator[tuple[_core.GrammarSpec, list[str]
 def of_peer(python: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The same of xgrammar, in an interpreter that has it."""
     suite = [] if args.suite is None else ["--suite", args.suite]
-    return answer_of(python, "xgrammar_schemas.py", args, args.peer_limit, *suite)
+    return answer_of(python, "xgrammar_schemas.py", args, *suite)
 
 
 def next_to_library(python: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -137,26 +137,18 @@ def next_to_library(python: Path, args: argparse.Namespace) -> list[dict[str, An
     entries = read_schemas(args.schemas, args.peer_limit)
     turns = []
     for _ in range(TURNS):
-        library = answer_of(python, "llguidance_masks.py", args, args.peer_limit)
+        library = answer_of(python, "llguidance_masks.py", args)
         ours = times(entries, args.tokenizer)
         ratio = round(ours["mask_us"]["mean"] / library["mask_us"]["mean"], 2)
         turns.append({"llguidance": library, "rustvllm": ours, "ratio_of_mean_masks": ratio})
     return turns
 
 
-def answer_of(python: Path, engine: str, args: argparse.Namespace, limit: int | None, *more: str) -> dict[str, Any]:
+def answer_of(python: Path, engine: str, args: argparse.Namespace, *more: object) -> dict[str, Any]:
     """The line of JSON that a program of another interpreter prints."""
-    command = [
-        python,
-        ENGINES / engine,
-        "--schemas",
-        args.schemas,
-        "--tokenizer",
-        args.tokenizer,
-        "--limit",
-        limit or 0,
-    ]
-    done = subprocess.run([str(part) for part in [*command, *more]], check=True, capture_output=True, text=True)
+    asked = ["--schemas", args.schemas, "--tokenizer", args.tokenizer, "--limit", args.peer_limit or 0, *more]
+    command = [str(part) for part in [python, ENGINES / engine, *asked]]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report
 
