@@ -10,7 +10,7 @@ first tokens.
     python benches/python/compare_drafts.py --prepare --text repeating --model scripted
     ov/bin/optimum-cli export openvino --model scripted --task text-generation-with-past --weight-format fp32 \
         ov-scripted
-    lcpp/bin/python benches/python/engines/gguf_of.py scripted scripted f32
+    lcpp/bin/python benches/python/engines/gguf_of.py scripted scripted
     python benches/python/compare_drafts.py --text repeating --model scripted --engine rustvllm-off=.venv/bin/python \
         --engine vllm-4=vllm/bin/python --engine vllm-off=vllm/bin/python --engine transformers-10=.venv/bin/python \
         --engine openvino-5=ov/bin/python:ov-scripted --engine llama_cpp-10=lcpp/bin/python:scripted-f32.gguf

@@ -3,6 +3,7 @@
 pub mod batch;
 pub mod heads;
 pub(crate) mod options;
+pub(crate) mod products;
 pub mod reference;
 pub(crate) mod tile;
 
@@ -12,7 +13,7 @@ use thiserror::Error;
 
 use crate::{
     attention::{
-        batch::RaggedBatch,
+        batch::{Part, RaggedBatch, TILE_TOKENS},
         options::AttentionOptions,
         tile::{Layer, Scratch, Tile},
     },
@@ -252,7 +253,7 @@ pub fn attend<E: Element>(
     let shares = share_out(batch, num_heads, layout.num_kv_heads, threads.num_threads());
     threads.for_each(shares.len(), shared, |index| {
         let share = &shares[index];
-        let part = batch.parts()[share.part];
+        let part = &share.part;
         let span = &batch.spans()[part.span];
         let first = span.start + part.first;
         let tile = Tile {
@@ -273,25 +274,41 @@ pub fn attend<E: Element>(
 
 /// What one thread computes at once: some KV heads of a part of the batch.
 struct Share {
-    part: usize,
+    part: Part,
     kv_heads: Range<usize>,
 }
 
 /// In decode a thread walks through the context with all KV heads together, so that it reads whole rows of the cache; in a
-/// prompt with one, whose queries and sums fill the nearest cache by themselves. With few requests the heads are shared
-/// out among the threads.
+/// prompt with one, whose queries and sums fill the nearest caches by themselves. With few requests the heads are shared
+/// out among the threads; with many parts of a prompt some of them that follow each other are one, so that keys and values
+/// are read less often.
 fn share_out(batch: &RaggedBatch, num_heads: usize, num_kv_heads: usize, num_threads: usize) -> Vec<Share> {
     const MAX_ROWS: usize = 32;
+    const MAX_ROWS_OF_HEAD: usize = 128;
     const SHARES_PER_THREAD: usize = 4;
     let parts = batch.parts();
-    let pieces =
-        if num_threads == 1 { 1 } else { (SHARES_PER_THREAD * num_threads).div_ceil(parts.len().max(1)) };
+    let group = num_heads / num_kv_heads;
+    let wanted = if num_threads == 1 { 1 } else { SHARES_PER_THREAD * num_threads };
+    let pieces = wanted.div_ceil(parts.len().max(1));
+    let most_tokens = TILE_TOKENS * (parts.len() * num_kv_heads / wanted).max(1);
+    let most_tokens = most_tokens.min(MAX_ROWS_OF_HEAD / group).max(TILE_TOKENS);
     let mut shares = Vec::with_capacity(parts.len());
-    for (index, part) in parts.iter().enumerate() {
-        let fitting = MAX_ROWS / (part.num_tokens * (num_heads / num_kv_heads));
+    let mut rest = parts;
+    while let Some((&last, before)) = rest.split_first() {
+        let mut part = last;
+        rest = before;
+        // The parts of a request lie one behind the other, the last one first.
+        while let Some(next) = rest.first()
+            && next.span == part.span
+            && next.num_tokens + part.num_tokens <= most_tokens
+        {
+            part = Part { span: part.span, first: next.first, num_tokens: next.num_tokens + part.num_tokens };
+            rest = &rest[1..];
+        }
+        let fitting = MAX_ROWS / (part.num_tokens * group);
         let heads = fitting.min(num_kv_heads.div_ceil(pieces)).max(1);
         for start in (0..num_kv_heads).step_by(heads) {
-            shares.push(Share { part: index, kv_heads: start..num_kv_heads.min(start + heads) });
+            shares.push(Share { part, kv_heads: start..num_kv_heads.min(start + heads) });
         }
     }
     shares

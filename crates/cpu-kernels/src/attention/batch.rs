@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 /// Tokens of a prompt that one tile computes: enough to use a chunk of keys often, few enough to share out.
-const TILE_TOKENS: usize = 32;
+pub(crate) const TILE_TOKENS: usize = 32;
 
 /// What is wrong with a batch.
 #[derive(Debug, Error, PartialEq, Eq)]

@@ -11,7 +11,10 @@ use std::ops::Range;
 use half::bf16;
 
 use crate::{
-    attention::options::AttentionOptions,
+    attention::{
+        options::AttentionOptions,
+        products::{Ahead, Scores, add_values, score},
+    },
     number::Number,
     simd::{Simd, exp, tanh},
 };
@@ -21,8 +24,6 @@ pub const CHUNK: usize = 64;
 /// A chunk is copied to one place when at least this many query rows read it: rows of one head lie far apart in the
 /// cache, on addresses that compete for the same few places of the nearest cache, and `bf16` is widened once.
 const MIN_ROWS_TO_PACK: usize = 8;
-/// Vectors of an output that are summed in registers at once.
-const PANEL: usize = 4;
 
 /// One compiled form of [`tile`].
 pub(crate) type TileFn<E> = unsafe fn(&Layer<'_, E>, &Tile<'_>, &mut Scratch);
@@ -76,8 +77,15 @@ struct Softmax {
     sum: f32,
 }
 
-/// Scores of up to four rows, then their exponentials.
-type Scores = [[f32; CHUNK]; 4];
+/// Where the keys and values of one KV head in one chunk of the context lie; after the last of `num_keys` it is there
+/// again, since keys are scored by fours, and what is too many dropped.
+struct CacheRows<E> {
+    chunk: usize,
+    kv_head: usize,
+    num_keys: usize,
+    keys: [*const E; CHUNK],
+    values: [*const E; CHUNK],
+}
 
 /// Attention of one tile.
 ///
@@ -101,47 +109,35 @@ pub(crate) unsafe fn tile<S: Simd, E: Number>(layer: &Layer<'_, E>, tile: &Tile<
     scratch.softmax.resize(num_rows, Softmax { largest: f32::NEG_INFINITY, sum: 0.0 });
 
     let context = visible(layer.options, tile.position).start..seq_end;
-    for chunk in context.start / CHUNK..seq_end.div_ceil(CHUNK) {
-        let base = chunk * CHUNK;
-        let num_keys = CHUNK.min(seq_end - base);
-        let mut offsets = [0; CHUNK];
-        for (j, offset) in offsets[..num_keys].iter_mut().enumerate() {
-            let position = base + j;
-            let block = tile.blocks[position / layer.block_size] as usize;
-            *offset = (block * layer.block_size + position % layer.block_size) * layer.num_kv_heads * dim;
-        }
-        let last = offsets[num_keys - 1];
-        offsets[num_keys..].fill(last); // a neighbour of the last key is scored with it, and dropped
-        let chunk = base..base + num_keys;
-        // The heads of a token lie side by side: the next head's keys are near while this one's are read.
-        for kv_head in tile.kv_heads.clone() {
-            let first_row = (kv_head - tile.kv_heads.start) * rows_per_head;
-            let place = |start: *const E| {
-                // SAFETY: the block lies within the cache, so does each of its slots and heads.
-                offsets.map(|offset| unsafe { start.add(offset + kv_head * dim) })
-            };
-            let (keys, values) = (place(layer.keys), place(layer.values));
+    let chunks = context.start / CHUNK..seq_end.div_ceil(CHUNK);
+    // The heads of a token lie side by side: the next head's keys are near while this one's are read.
+    let mut places = chunks.flat_map(|chunk| tile.kv_heads.clone().map(move |kv_head| (chunk, kv_head)));
+    let locate = |(chunk, kv_head)| rows_of(layer, tile, chunk, kv_head, seq_end);
+    let mut next = places.next().map(locate);
+    while let Some(rows) = next {
+        next = places.next().map(locate);
+        let first_row = (rows.kv_head - tile.kv_heads.start) * rows_per_head;
+        let ahead = next.as_ref().unwrap_or(&rows);
+        // SAFETY: the blocks cover the positions of the chunk, by the contract of `tile`, and lie within the cache; the
+        // caller promises the instructions.
+        unsafe {
             if rows_per_head >= MIN_ROWS_TO_PACK {
-                // SAFETY: the pointers are those of whole rows; the caller promises the instructions.
-                let (keys, values) = unsafe {
-                    (
-                        pack::<S, E>(&keys, num_keys.next_multiple_of(4), dim, &mut scratch.packed_keys),
-                        pack::<S, E>(&values, num_keys, dim, &mut scratch.packed_values),
-                    )
+                let num_keys = rows.num_keys;
+                let rows = CacheRows {
+                    keys: pack::<S, E>(
+                        &rows.keys,
+                        num_keys.next_multiple_of(4),
+                        dim,
+                        &mut scratch.packed_keys,
+                    ),
+                    values: pack::<S, E>(&rows.values, num_keys, dim, &mut scratch.packed_values),
+                    chunk: rows.chunk,
+                    kv_head: rows.kv_head,
+                    num_keys,
                 };
-                // SAFETY: the blocks cover the positions of the chunk, by the contract of `tile`; the packed rows are of
-                // `head_dim` elements.
-                unsafe {
-                    attend_chunk::<S, E, f32>(
-                        layer, tile, &chunk, kv_head, first_row, &keys, &values, scratch,
-                    );
-                }
+                attend_chunk::<S, E, f32>(layer, tile, &rows, ahead, first_row, scratch);
             } else {
-                // SAFETY: the blocks cover the positions of the chunk, by the contract of `tile`, and lie within the
-                // cache.
-                unsafe {
-                    attend_chunk::<S, E, E>(layer, tile, &chunk, kv_head, first_row, &keys, &values, scratch);
-                };
+                attend_chunk::<S, E, E>(layer, tile, &rows, ahead, first_row, scratch);
             }
         }
     }
@@ -157,6 +153,31 @@ pub(crate) unsafe fn tile<S: Simd, E: Number>(layer: &Layer<'_, E>, tile: &Tile<
             unsafe { layer.out.add((token * layer.num_heads + head) * dim + i).write(E::narrow(x / sum)) };
         }
     }
+}
+
+/// Where a chunk's keys and values of one head lie.
+#[inline(always)]
+fn rows_of<E>(
+    layer: &Layer<'_, E>,
+    tile: &Tile<'_>,
+    chunk: usize,
+    kv_head: usize,
+    seq_end: usize,
+) -> CacheRows<E> {
+    let base = chunk * CHUNK;
+    let num_keys = CHUNK.min(seq_end - base);
+    let mut offsets = [0; CHUNK];
+    for (j, offset) in offsets[..num_keys].iter_mut().enumerate() {
+        let position = base + j;
+        let block = tile.blocks[position / layer.block_size] as usize;
+        let slot = block * layer.block_size + position % layer.block_size;
+        *offset = (slot * layer.num_kv_heads + kv_head) * layer.head_dim;
+    }
+    let last = offsets[num_keys - 1];
+    offsets[num_keys..].fill(last);
+    // SAFETY: the block lies within the cache, by the contract of `tile`, so does each of its slots and heads.
+    let place = |start: *const E| offsets.map(|offset| unsafe { start.add(offset) });
+    CacheRows { chunk, kv_head, num_keys, keys: place(layer.keys), values: place(layer.values) }
 }
 
 /// Positions that the query at `position` sees.
@@ -216,39 +237,37 @@ unsafe fn pack<S: Simd, E: Number>(
 ///
 /// # Safety
 ///
-/// See [`tile`]; `keys` (padded to a multiple of four) and `values` point at rows of `head_dim` elements.
+/// See [`tile`]; `found` (its keys up to a multiple of four) points at rows of `head_dim` elements.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "the inner part of one loop, taken out so that it can be read")]
 unsafe fn attend_chunk<S: Simd, E: Number, K: Number>(
     layer: &Layer<'_, E>,
     tile: &Tile<'_>,
-    chunk: &Range<usize>,
-    kv_head: usize,
+    found: &CacheRows<K>,
+    next: &CacheRows<E>,
     first_row: usize,
-    keys: &[*const K; CHUNK],
-    values: &[*const K; CHUNK],
     scratch: &mut Scratch,
 ) {
     let group = layer.num_heads / layer.num_kv_heads;
     let num_rows = tile.tokens.len() * group;
     let mut scores: Scores = [[0.0; CHUNK]; 4];
+    let num_calls = num_rows.div_ceil(S::SCORE_ROWS) * found.num_keys.div_ceil(4);
+    let mut ahead = Ahead::new(&next.keys, &next.values, next.num_keys, layer.head_dim, num_calls);
     let mut row = 0;
     while row < num_rows {
-        let range = seen(layer.options, tile, chunk, row / group);
-        // Rows that see the same keys are done together. What each sums, and in which order, does not depend on it.
+        // Rows that follow each other see nearly the same keys: they are done together, unless one sees none.
         let mut rows = 1;
         if S::SCORE_ROWS >= 2 && row + S::SCORE_ROWS <= num_rows {
-            let last = seen(layer.options, tile, chunk, (row + S::SCORE_ROWS - 1) / group);
-            if range == last {
+            let is_seen = |row: usize| !seen(layer.options, tile, found, row / group).is_empty();
+            if is_seen(row) && is_seen(row + S::SCORE_ROWS - 1) {
                 rows = S::SCORE_ROWS;
             }
         }
-        if !range.is_empty() {
-            let who = RowGroup { kv_head, first_row, rows: row..row + rows };
-            // SAFETY: the rows lie within the tile, `keys` and `values` have rows of `head_dim` elements by the contract
-            // of this function, and the scratch has a place for each.
+        if rows > 1 || !seen(layer.options, tile, found, row / group).is_empty() {
+            let who = RowGroup { first_row, rows: row..row + rows };
+            // SAFETY: the rows lie within the tile, `found` has rows of `head_dim` elements by the contract of this
+            // function, and the scratch has a place for each.
             unsafe {
-                attend_rows::<S, E, K>(layer, tile, chunk, &who, &range, keys, values, &mut scores, scratch);
+                attend_rows::<S, E, K>(layer, tile, found, &who, &mut scores, scratch, &mut ahead);
             };
         }
         row += rows;
@@ -257,116 +276,81 @@ unsafe fn attend_chunk<S: Simd, E: Number, K: Number>(
 
 /// Rows of a KV head that are done together: which of its own, and where its own begin in the scratch.
 struct RowGroup {
-    kv_head: usize,
     first_row: usize,
     rows: Range<usize>,
 }
 
-/// Which keys of the chunk, counted from its start, a token of the tile sees.
+/// Which keys of a chunk, counted from its start, a token of the tile sees.
 #[inline(always)]
-fn seen(options: &AttentionOptions<'_>, tile: &Tile<'_>, chunk: &Range<usize>, token: usize) -> Range<usize> {
+fn seen<K>(
+    options: &AttentionOptions<'_>,
+    tile: &Tile<'_>,
+    found: &CacheRows<K>,
+    token: usize,
+) -> Range<usize> {
+    let first = found.chunk * CHUNK;
     let visible = visible(options, tile.position + token);
-    let start = visible.start.saturating_sub(chunk.start);
-    start..visible.end.min(chunk.end).saturating_sub(chunk.start).max(start)
+    let start = visible.start.saturating_sub(first);
+    start..visible.end.min(first + found.num_keys).saturating_sub(first).max(start)
 }
 
-/// Rows that see the same keys, those in `range` of the chunk.
+/// Rows each of which sees some keys of the chunk.
 ///
 /// # Safety
 ///
 /// See [`attend_chunk`]; there is one row, or `S::SCORE_ROWS`.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "the inner part of one loop, taken out so that it can be read")]
 unsafe fn attend_rows<S: Simd, E: Number, K: Number>(
     layer: &Layer<'_, E>,
     tile: &Tile<'_>,
-    chunk: &Range<usize>,
+    found: &CacheRows<K>,
     who: &RowGroup,
-    range: &Range<usize>,
-    keys: &[*const K; CHUNK],
-    values: &[*const K; CHUNK],
     scores: &mut Scores,
     scratch: &mut Scratch,
+    ahead: &mut Ahead<'_, E>,
 ) {
     let dim = layer.head_dim;
     let group = layer.num_heads / layer.num_kv_heads;
     let num_rows = who.rows.len();
     let first = who.first_row + who.rows.start;
-    let query = scratch.query[first * dim..].as_ptr();
     let mut factors = [1.0; 4];
-    // SAFETY: `query` has `num_rows` rows of `dim` elements; `keys` are padded to a multiple of four.
+    let ranges: [Range<usize>; 4] = std::array::from_fn(|i| {
+        seen(layer.options, tile, found, (who.rows.start + i.min(num_rows - 1)) / group)
+    });
+    // Keys that a row does not see are scored with those that another one sees, and dropped.
+    let all = ranges[0].start..ranges[num_rows - 1].end;
+    // SAFETY: `query` has `num_rows` rows of `dim` elements from there on; the keys go up to a multiple of four.
     unsafe {
+        let query = scratch.query.as_ptr().add(first * dim);
         match num_rows {
-            4 => score::<S, K, 4>(query, dim, keys, range, scores),
-            2 => score::<S, K, 2>(query, dim, keys, range, scores),
-            _ => score::<S, K, 1>(query, dim, keys, range, scores),
+            4 => score::<S, K, E, 4>(query, dim, &found.keys, &all, scores, ahead),
+            2 => score::<S, K, E, 2>(query, dim, &found.keys, &all, scores, ahead),
+            _ => score::<S, K, E, 1>(query, dim, &found.keys, &all, scores, ahead),
         }
     }
     for (i, row) in who.rows.clone().enumerate() {
-        let head = who.kv_head * group + row % group;
-        let distance = chunk.start as f32 - (tile.position + row / group) as f32;
+        let head = found.kv_head * group + row % group;
+        let distance = (found.chunk * CHUNK) as f32 - (tile.position + row / group) as f32;
         // SAFETY: the caller promises the instructions.
         factors[i] = unsafe {
             bend::<S>(layer.options, head, distance, &mut scores[i]);
-            soften::<S>(&mut scores[i], range, &mut scratch.softmax[first + i])
+            soften::<S>(&mut scores[i], &ranges[i], &mut scratch.softmax[first + i])
         };
     }
-    let sums = scratch.sums[first * dim..].as_mut_ptr();
+    let sums = scratch.sums.as_mut_ptr();
     let mut i = 0;
     while i < num_rows {
         // SAFETY: `sums` has `num_rows` rows of `dim` elements.
         unsafe {
-            let to = sums.add(i * dim);
+            let to = sums.add((first + i) * dim);
             if S::VALUE_ROWS == 2 && i + 2 <= num_rows {
-                add_values::<S, K, 2>(&scores[i..], &factors[i..], values, range, dim, to);
+                add_values::<S, K, 2>(&scores[i..], &factors[i..], &found.values, &ranges[i..], dim, to);
                 i += 2;
             } else {
-                add_values::<S, K, 1>(&scores[i..], &factors[i..], values, range, dim, to);
+                add_values::<S, K, 1>(&scores[i..], &factors[i..], &found.values, &ranges[i..], dim, to);
                 i += 1;
             }
         }
-    }
-}
-
-/// Products of `R` queries with the keys of `range`, four at a time; neighbours of the range get scores, too.
-///
-/// # Safety
-///
-/// `query` has `R` rows of `dim` elements, and so has each of `keys` that a group of four touches; the machine has the
-/// instructions of `S`.
-#[inline(always)]
-unsafe fn score<S: Simd, K: Number, const R: usize>(
-    query: *const f32,
-    dim: usize,
-    keys: &[*const K; CHUNK],
-    range: &Range<usize>,
-    scores: &mut Scores,
-) {
-    let mut j = range.start / 4 * 4;
-    while j < range.end {
-        // SAFETY: the caller gives `R` query rows and keys, in whole groups of four, of `dim` elements; `j + 4` is at
-        // most CHUNK.
-        unsafe {
-            let mut sums = [[S::splat(0.0); 4]; R];
-            let mut i = 0;
-            while i < dim {
-                let mut key = [S::splat(0.0); 4];
-                for n in 0..4 {
-                    key[n] = K::load::<S>(keys[j + n].add(i));
-                }
-                for r in 0..R {
-                    let q = S::load(query.add(r * dim + i));
-                    for n in 0..4 {
-                        sums[r][n] = S::fma(q, key[n], sums[r][n]);
-                    }
-                }
-                i += S::LANES;
-            }
-            for r in 0..R {
-                S::store_sums(sums[r], scores[r].as_mut_ptr().add(j));
-            }
-        }
-        j += 4;
     }
 }
 
@@ -428,98 +412,6 @@ unsafe fn soften<S: Simd>(scores: &mut [f32; CHUNK], range: &Range<usize>, softm
         softmax.sum = softmax.sum * factor + S::sum(sum);
         softmax.largest = largest;
         factor
-    }
-}
-
-/// `sums = sums · factor + Σ p · value` for `R` rows, a panel of the output at a time.
-///
-/// # Safety
-///
-/// `to` has `R` rows of `dim` elements, and so has each of `values` in `range`; the machine has the instructions of `S`.
-#[inline(always)]
-unsafe fn add_values<S: Simd, K: Number, const R: usize>(
-    p: &[[f32; CHUNK]],
-    factors: &[f32],
-    values: &[*const K; CHUNK],
-    range: &Range<usize>,
-    dim: usize,
-    to: *mut f32,
-) {
-    let mut i = 0;
-    while i + PANEL * S::LANES <= dim {
-        // SAFETY: the panel lies within the rows.
-        unsafe { add_panel::<S, K, R, PANEL>(p, factors, values, range, dim, i, to) };
-        i += PANEL * S::LANES;
-    }
-    while i < dim {
-        // SAFETY: `dim` is a multiple of the lanes.
-        unsafe { add_panel::<S, K, R, 1>(p, factors, values, range, dim, i, to) };
-        i += S::LANES;
-    }
-}
-
-/// See [`add_values`]: `N` vectors from element `i` on.
-///
-/// # Safety
-///
-/// See [`add_values`]; `i + N · LANES` is at most `dim`.
-#[inline(always)]
-unsafe fn add_panel<S: Simd, K: Number, const R: usize, const N: usize>(
-    p: &[[f32; CHUNK]],
-    factors: &[f32],
-    values: &[*const K; CHUNK],
-    range: &Range<usize>,
-    dim: usize,
-    i: usize,
-    to: *mut f32,
-) {
-    // SAFETY: `i + N · LANES` is at most `dim`, by the contract of this function, so every vector lies within its row.
-    unsafe {
-        // Keys at even and at odd places are summed apart: half as many additions wait for one another.
-        let mut even = [[S::splat(0.0); N]; R];
-        let mut odd = [[S::splat(0.0); N]; R];
-        let mut j = range.start;
-        if j % 2 == 1 {
-            add_value::<S, K, R, N>(p, j, values[j].add(i), &mut odd);
-            j += 1;
-        }
-        while j + 1 < range.end {
-            add_value::<S, K, R, N>(p, j, values[j].add(i), &mut even);
-            add_value::<S, K, R, N>(p, j + 1, values[j + 1].add(i), &mut odd);
-            j += 2;
-        }
-        if j < range.end {
-            add_value::<S, K, R, N>(p, j, values[j].add(i), &mut even);
-        }
-        for r in 0..R {
-            for n in 0..N {
-                let at = to.add(r * dim + i + n * S::LANES);
-                S::store(at, S::fma(S::load(at), S::splat(factors[r]), S::add(even[r][n], odd[r][n])));
-            }
-        }
-    }
-}
-
-/// One key's value, weighed for each row.
-///
-/// # Safety
-///
-/// `value` has `N · LANES` elements; the machine has the instructions of `S`.
-#[inline(always)]
-unsafe fn add_value<S: Simd, K: Number, const R: usize, const N: usize>(
-    p: &[[f32; CHUNK]],
-    j: usize,
-    value: *const K,
-    sums: &mut [[S::V; N]; R],
-) {
-    // SAFETY: the caller gives a value of `N · LANES` elements.
-    unsafe {
-        for n in 0..N {
-            let v = K::load::<S>(value.add(n * S::LANES));
-            for r in 0..R {
-                sums[r][n] = S::fma(S::splat(p[r][j]), v, sums[r][n]);
-            }
-        }
     }
 }
 

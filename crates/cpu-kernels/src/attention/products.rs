@@ -1,0 +1,233 @@
+//! The two products of attention: queries with the keys of a chunk, and what became of the scores with its values.
+//!
+//! What a row sums, and in which order, does not depend on the rows that are done with it.
+
+#![allow(clippy::inline_always, reason = "see `simd`")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over registers, of which several arrays are indexed alike"
+)]
+
+use std::ops::Range;
+
+use crate::{attention::tile::CHUNK, lines::LINE, number::Number, simd::Simd};
+
+/// Vectors of an output that are summed in registers at once.
+const PANEL: usize = 4;
+
+/// Scores of up to four rows, then their exponentials.
+pub(crate) type Scores = [[f32; CHUNK]; 4];
+
+/// Rows of the cache that are wanted next, keys and then values: they are asked for, a few at a time, while others are
+/// computed with, because no processor guesses where the next block of a request lies.
+pub(crate) struct Ahead<'a, E> {
+    keys: &'a [*const E; CHUNK],
+    values: &'a [*const E; CHUNK],
+    num_rows: usize,
+    row_bytes: usize,
+    /// Rows that were asked for.
+    done: usize,
+    /// Rows that are asked for at once.
+    at_once: usize,
+}
+
+impl<'a, E> Ahead<'a, E> {
+    /// The first `num_rows` of both, of `dim` elements each, in `num_calls` calls of [`Self::ask`].
+    pub(crate) fn new(
+        keys: &'a [*const E; CHUNK],
+        values: &'a [*const E; CHUNK],
+        num_rows: usize,
+        dim: usize,
+        num_calls: usize,
+    ) -> Self {
+        let at_once = (2 * num_rows).div_ceil(num_calls.max(1));
+        Self { keys, values, num_rows, row_bytes: dim * size_of::<E>(), done: 0, at_once }
+    }
+
+    /// Ask for the next few rows.
+    #[inline(always)]
+    fn ask<S: Simd>(&mut self) {
+        let end = (2 * self.num_rows).min(self.done + self.at_once);
+        for index in self.done..end {
+            let row =
+                index.checked_sub(self.num_rows).map_or_else(|| self.keys[index], |value| self.values[value]);
+            for at in (0..self.row_bytes).step_by(LINE) {
+                S::prefetch(row.cast::<u8>().wrapping_add(at));
+            }
+        }
+        self.done = end;
+    }
+}
+
+/// Products of `R` queries with the keys of `range`, four at a time; neighbours of the range get scores, too.
+///
+/// # Safety
+///
+/// `query` has `R` rows of `dim` elements, and so has each of `keys` that a group of four touches; the machine has the
+/// instructions of `S`.
+#[inline(always)]
+pub(crate) unsafe fn score<S: Simd, K: Number, E, const R: usize>(
+    query: *const f32,
+    dim: usize,
+    keys: &[*const K; CHUNK],
+    range: &Range<usize>,
+    scores: &mut Scores,
+    ahead: &mut Ahead<'_, E>,
+) {
+    let mut j = range.start / 4 * 4;
+    while j < range.end {
+        ahead.ask::<S>();
+        // SAFETY: the caller gives `R` query rows and keys, in whole groups of four, of `dim` elements; `j + 4` is at
+        // most CHUNK.
+        unsafe {
+            let mut sums = [[S::splat(0.0); 4]; R];
+            let mut i = 0;
+            while i < dim {
+                let mut key = [S::splat(0.0); 4];
+                for n in 0..4 {
+                    key[n] = K::load::<S>(keys[j + n].add(i));
+                }
+                for r in 0..R {
+                    let q = S::load(query.add(r * dim + i));
+                    for n in 0..4 {
+                        sums[r][n] = S::fma(q, key[n], sums[r][n]);
+                    }
+                }
+                i += S::LANES;
+            }
+            for r in 0..R {
+                S::store_sums(sums[r], scores[r].as_mut_ptr().add(j));
+            }
+        }
+        j += 4;
+    }
+}
+
+/// `sums = sums · factor + Σ p · value` for `R` rows, a panel of the output at a time, over the keys that each row sees.
+///
+/// # Safety
+///
+/// `to` has `R` rows of `dim` elements, and so has each of `values` in the ranges; the machine has the instructions of `S`.
+#[inline(always)]
+pub(crate) unsafe fn add_values<S: Simd, K: Number, const R: usize>(
+    p: &[[f32; CHUNK]],
+    factors: &[f32],
+    values: &[*const K; CHUNK],
+    ranges: &[Range<usize>],
+    dim: usize,
+    to: *mut f32,
+) {
+    let mut i = 0;
+    while i + PANEL * S::LANES <= dim {
+        // SAFETY: the panel lies within the rows.
+        unsafe { add_panel::<S, K, R, PANEL>(p, factors, values, ranges, dim, i, to) };
+        i += PANEL * S::LANES;
+    }
+    while i < dim {
+        // SAFETY: `dim` is a multiple of the lanes.
+        unsafe { add_panel::<S, K, R, 1>(p, factors, values, ranges, dim, i, to) };
+        i += S::LANES;
+    }
+}
+
+/// See [`add_values`]: `N` vectors from element `i` on.
+///
+/// # Safety
+///
+/// See [`add_values`]; `i + N · LANES` is at most `dim`.
+#[inline(always)]
+unsafe fn add_panel<S: Simd, K: Number, const R: usize, const N: usize>(
+    p: &[[f32; CHUNK]],
+    factors: &[f32],
+    values: &[*const K; CHUNK],
+    ranges: &[Range<usize>],
+    dim: usize,
+    i: usize,
+    to: *mut f32,
+) {
+    let (mut start, mut end) = (0, CHUNK);
+    for range in &ranges[..R] {
+        (start, end) = (start.max(range.start), end.min(range.end));
+    }
+    if start >= end {
+        (start, end) = (0, 0);
+    }
+    // SAFETY: `i + N · LANES` is at most `dim`, by the contract of this function, so every vector lies within its row.
+    unsafe {
+        // Keys at even and at odd places are summed apart: half as many additions wait for one another.
+        let mut even = [[S::splat(0.0); N]; R];
+        let mut odd = [[S::splat(0.0); N]; R];
+        for r in 0..R {
+            let keys = ranges[r].start..start;
+            add_alone::<S, K, N>(&p[r], keys, values, i, &mut even[r], &mut odd[r]);
+        }
+        // The values that all rows see are read once.
+        let mut j = start;
+        if j % 2 == 1 {
+            add_value::<S, K, R, N>(p, j, values[j].add(i), &mut odd);
+            j += 1;
+        }
+        while j + 1 < end {
+            add_value::<S, K, R, N>(p, j, values[j].add(i), &mut even);
+            add_value::<S, K, R, N>(p, j + 1, values[j + 1].add(i), &mut odd);
+            j += 2;
+        }
+        if j < end {
+            add_value::<S, K, R, N>(p, j, values[j].add(i), &mut even);
+        }
+        for r in 0..R {
+            let keys = end.max(ranges[r].start)..ranges[r].end;
+            add_alone::<S, K, N>(&p[r], keys, values, i, &mut even[r], &mut odd[r]);
+            for n in 0..N {
+                let at = to.add(r * dim + i + n * S::LANES);
+                S::store(at, S::fma(S::load(at), S::splat(factors[r]), S::add(even[r][n], odd[r][n])));
+            }
+        }
+    }
+}
+
+/// Values that one row sees and another does not.
+///
+/// # Safety
+///
+/// See [`add_panel`].
+#[inline(always)]
+unsafe fn add_alone<S: Simd, K: Number, const N: usize>(
+    p: &[f32; CHUNK],
+    keys: Range<usize>,
+    values: &[*const K; CHUNK],
+    i: usize,
+    even: &mut [S::V; N],
+    odd: &mut [S::V; N],
+) {
+    for j in keys {
+        let sums = if j.is_multiple_of(2) { &mut *even } else { &mut *odd };
+        // SAFETY: the caller gives values with a panel from element `i` on.
+        unsafe {
+            add_value::<S, K, 1, N>(std::slice::from_ref(p), j, values[j].add(i), std::array::from_mut(sums));
+        }
+    }
+}
+
+/// One key's value, weighed for each row.
+///
+/// # Safety
+///
+/// `value` has `N · LANES` elements; the machine has the instructions of `S`.
+#[inline(always)]
+unsafe fn add_value<S: Simd, K: Number, const R: usize, const N: usize>(
+    p: &[[f32; CHUNK]],
+    j: usize,
+    value: *const K,
+    sums: &mut [[S::V; N]; R],
+) {
+    // SAFETY: the caller gives a value of `N · LANES` elements.
+    unsafe {
+        for n in 0..N {
+            let v = K::load::<S>(value.add(n * S::LANES));
+            for r in 0..R {
+                sums[r][n] = S::fma(S::splat(p[r][j]), v, sums[r][n]);
+            }
+        }
+    }
+}
