@@ -26,8 +26,8 @@ from rustvllm.config.model_folder import read_model_config
 from rustvllm.distributed import rendezvous
 from rustvllm.distributed.rank_group import ALONE
 from rustvllm.distributed.stages import WHOLE, RankPlace
-from rustvllm.layers.cpu_linear_packer import LinearPacker
-from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.layers.cpu.norm import use_core_norms
+from rustvllm.layers.cpu.packer import LinearPacker
 from rustvllm.layers.linear import Linear
 from rustvllm.layers.parallel import shard_of
 from rustvllm.lora.store import AdapterStore

@@ -30,7 +30,7 @@ import rustvllm.executor  # noqa: F401 -- before anything loads torch: it says h
 from rustvllm.attention.cpu_backend import CPUAttentionPlan
 from rustvllm.config.engine_args import EngineArgs
 from rustvllm.engine.core import EngineCore
-from rustvllm.layers.cpu_linear import CoreLinear, OneDnnLinear, TorchLinear
+from rustvllm.layers.cpu.linear import CoreLinear, OneDnnLinear, TorchLinear
 from rustvllm.worker.cpu_decoder import CoreDecoder
 
 GPT2_SMALL = {

@@ -106,8 +106,8 @@ def compute_as_rank(order: dict[str, Any]) -> None:
     from rustvllm.attention.selector import make_attention_backend
     from rustvllm.config import LoadConfig
     from rustvllm.distributed.rank_group import ALONE, RankGroup
-    from rustvllm.layers.cpu_linear_packer import LinearPacker
-    from rustvllm.layers.cpu_norm import use_core_norms
+    from rustvllm.layers.cpu.norm import use_core_norms
+    from rustvllm.layers.cpu.packer import LinearPacker
     from rustvllm.model_loader import load_model
     from rustvllm.models.interface import CausalLM
     from rustvllm.worker.cpu_decoder import use_core_decoder

@@ -11,9 +11,9 @@ from rustvllm.config import LoadConfig
 from rustvllm.config.lora import LoRAConfig
 from rustvllm.config.model_folder import read_model_config
 from rustvllm.kernels import quantized_matmul
-from rustvllm.layers import triton_quantized
+from rustvllm.layers.gpu import quantized
+from rustvllm.layers.gpu.quantized import QuantizedLinear
 from rustvllm.layers.linear import Linear
-from rustvllm.layers.triton_quantized import QuantizedLinear
 from rustvllm.lora.store import AdapterStore
 from rustvllm.model_loader import load_model
 from rustvllm.worker.dense_layers import make_batch_invariant, make_device_packer
@@ -82,7 +82,7 @@ def test_models_out_of_quantised_folders_have_transformers_logits(name, device, 
     if name != "awq":
         return
     unpacked, inner = [], quantized_matmul.unpack
-    monkeypatch.setattr(triton_quantized, "MOST_ROWS", 3)
+    monkeypatch.setattr(quantized, "MOST_ROWS", 3)
     monkeypatch.setattr(quantized_matmul, "unpack", lambda *args: unpacked.append(args[1]) or inner(*args))
     check(reference_model, model)
     assert torch.float32 in unpacked, "prompts were multiplied by the unpacked weight"

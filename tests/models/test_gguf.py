@@ -20,9 +20,9 @@ from rustvllm.config import LoadConfig
 from rustvllm.config.checkpoint.forms import kept_layers, read_forms
 from rustvllm.config.model_folder import read_model_config
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.cpu_embedding import BlockEmbedding, PackedEmbedding
-from rustvllm.layers.cpu_linear import CoreLinear
-from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
+from rustvllm.layers.cpu.embedding import BlockEmbedding, PackedEmbedding
+from rustvllm.layers.cpu.linear import CoreLinear
+from rustvllm.layers.cpu.packer import LinearOptions, LinearPacker
 from rustvllm.layers.linear import Linear
 from rustvllm.model_loader import load_model
 

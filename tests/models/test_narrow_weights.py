@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 from rustvllm import LLM, SamplingParams, _core
 from rustvllm.config import LoadConfig
 from rustvllm.config.model_folder import read_model_config
-from rustvllm.layers.cpu_embedding import NarrowEmbedding, PackedEmbedding
-from rustvllm.layers.cpu_linear import CoreLinear
-from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
-from rustvllm.layers.cpu_narrow_layers import NARROW_KINDS
+from rustvllm.layers.cpu.embedding import NarrowEmbedding, PackedEmbedding
+from rustvllm.layers.cpu.linear import CoreLinear
+from rustvllm.layers.cpu.narrow import NARROW_KINDS
+from rustvllm.layers.cpu.packer import LinearOptions, LinearPacker
 from rustvllm.layers.linear import Linear
 from rustvllm.model_loader import load_model
 from rustvllm.model_loader.reading import TensorReader

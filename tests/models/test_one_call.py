@@ -6,8 +6,8 @@ from checkpoints import VARIANTS, assert_matches, load, make, prompts
 from naive_schedule import NaiveEngine, Request
 
 from rustvllm import _core
-from rustvllm.layers.cpu_linear import CoreLinear
-from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.layers.cpu.linear import CoreLinear
+from rustvllm.layers.cpu.norm import use_core_norms
 from rustvllm.layers.linear import Linear
 from rustvllm.worker.cpu_decoder import use_core_decoder
 

@@ -14,9 +14,9 @@ from rustvllm import _core
 from rustvllm.config import LoadConfig
 from rustvllm.config.model_folder import read_model_config
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.cpu_linear import CoreLinear
-from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
-from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.layers.cpu.linear import CoreLinear
+from rustvllm.layers.cpu.norm import use_core_norms
+from rustvllm.layers.cpu.packer import LinearOptions, LinearPacker
 from rustvllm.layers.linear import Linear
 from rustvllm.model_loader import load_model
 from rustvllm.worker.cpu_decoder import use_core_decoder

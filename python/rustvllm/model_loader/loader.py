@@ -22,7 +22,7 @@ from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.cpu_narrow_layers import NARROW_DTYPES
+from rustvllm.layers.cpu.narrow import NARROW_DTYPES
 from rustvllm.layers.linear import without_weights
 from rustvllm.layers.parallel import shared_by
 from rustvllm.layers.whole_rows import WholeForm

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.cpu_narrow_layers import NARROW_DTYPES
+from rustvllm.layers.cpu.narrow import NARROW_DTYPES
 from rustvllm.layers.whole_rows import FileRows
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, QUANTIZED_DTYPES, StoredTensor
 from rustvllm.model_loader.progress import LoadProgress

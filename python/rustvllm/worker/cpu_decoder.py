@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from rustvllm import _core, envs
 from rustvllm.attention.cpu_backend import CPUAttentionPlan
-from rustvllm.layers.cpu_linear import NUM_ROW_CLASSES, CoreLinear, LinearByRows, core_activation, row_class
-from rustvllm.layers.cpu_norm import CoreNorm, NormParts
+from rustvllm.layers.cpu.linear import NUM_ROW_CLASSES, CoreLinear, LinearByRows, core_activation, row_class
+from rustvllm.layers.cpu.norm import CoreNorm, NormParts
 from rustvllm.layers.decoder import DecoderLogits, PreNormBlock, PreNormDecoder
 from rustvllm.layers.host_array import host_array
 from rustvllm.layers.linear import Linear, LinearKernel

@@ -9,8 +9,8 @@ import torch
 from rustvllm import _core, envs
 from rustvllm.config import STORED_QUANTIZATIONS
 from rustvllm.exceptions import ConfigError, ModelLoadError
-from rustvllm.layers.cpu_linear import OneDnnLinear, WeightKind
-from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
+from rustvllm.layers.cpu.linear import OneDnnLinear, WeightKind
+from rustvllm.layers.cpu.packer import LinearOptions, LinearPacker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +52,7 @@ def make_device_packer(outline: CausalLM, device: torch.device) -> LayerPacker:
         outline: The model, perhaps without memory.
         device: Where it computes.
     """
-    from rustvllm.layers.triton_quantized import DeviceLayers
+    from rustvllm.layers.gpu.quantized import DeviceLayers
 
     return DeviceLayers(outline, device)
 
@@ -63,7 +63,7 @@ def make_batch_invariant(model: CausalLM) -> None:
     Raises:
         ModelLoadError: It has dense layers that are not ours.
     """
-    from rustvllm.layers.triton_linear import TritonLinear, use_triton
+    from rustvllm.layers.gpu.linear import TritonLinear, use_triton
 
     strangers = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     if strangers:

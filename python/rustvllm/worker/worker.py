@@ -20,7 +20,7 @@ from rustvllm.config.devices import why_no_cuda
 from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ConfigError, DeviceMemoryError, ModelLoadError
-from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.layers.cpu.norm import use_core_norms
 from rustvllm.layers.fused import runs_fused_on
 from rustvllm.layers.parallel import number_layers
 from rustvllm.logger import init_logger
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rustvllm.config import EngineConfig
-    from rustvllm.layers.cpu_linear_packer import LinearPacker
+    from rustvllm.layers.cpu.packer import LinearPacker
     from rustvllm.models.interface import CausalLM
 
 logger = init_logger(__name__)

@@ -11,9 +11,9 @@ from torch import nn
 from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.activation import ACTIVATIONS
-from rustvllm.layers.cpu_linear import ROW_CLASSES, CoreLinear, LinearByRows, OneDnnLinear, TorchLinear, row_class
-from rustvllm.layers.cpu_linear_choice import best_matrix_rows, choose, measure
-from rustvllm.layers.cpu_linear_packer import LinearOptions, LinearPacker
+from rustvllm.layers.cpu.choice import best_matrix_rows, choose, measure
+from rustvllm.layers.cpu.linear import ROW_CLASSES, CoreLinear, LinearByRows, OneDnnLinear, TorchLinear, row_class
+from rustvllm.layers.cpu.packer import LinearOptions, LinearPacker
 from rustvllm.layers.linear import Embedding, Linear
 
 ROWS = [0, 1, 2, 3, 5, 8, 17, 33, 64, 130, 300]
@@ -249,7 +249,7 @@ class Unit:
 @pytest.mark.parametrize(("overhead", "expected"), [(0.5, 2), (5, 9), (50, 65), (500, None)])
 def test_the_matrix_unit_computes_from_where_it_is_faster(monkeypatch, overhead, expected):
     clock = [0.0]
-    monkeypatch.setattr("rustvllm.layers.cpu_linear_choice.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("rustvllm.layers.cpu.choice.time.perf_counter", lambda: clock[0])
     kernel = Unit(clock, overhead)
     assert best_matrix_rows(kernel, torch.float32, lambda: None) == expected
     assert kernel.matrix_rows is None
@@ -284,7 +284,7 @@ def test_layers_use_the_matrix_unit_if_they_may(threads, monkeypatch, kernel, ma
         asked.append(kernel.packed.in_features)
         return 17
 
-    monkeypatch.setattr("rustvllm.layers.cpu_linear_packer.best_matrix_rows", best)
+    monkeypatch.setattr("rustvllm.layers.cpu.packer.best_matrix_rows", best)
     used = []
     monkeypatch.setattr(CoreLinear, "use_matrix_unit", lambda self, num_rows: used.append(num_rows))
     pack(threads, Model(), options=LinearOptions(kernel, matrix_unit=matrix_unit))
@@ -388,7 +388,7 @@ def test_int8_counts_less(threads):
 @pytest.mark.parametrize("refused", [[], ["avx2"]])
 def test_the_log_names_what_computes_rounded_activations(threads, monkeypatch, caplog, refused):
     found = SimpleNamespace(w8a8_kernels=lambda: (["portable", "portable"], refused))
-    monkeypatch.setattr("rustvllm.layers.cpu_linear_log._core", SimpleNamespace(PackedLinear=found))
+    monkeypatch.setattr("rustvllm.layers.cpu.log._core", SimpleNamespace(PackedLinear=found))
     with caplog.at_level("INFO", logger="rustvllm"):
         pack(threads, Model(), options=LinearOptions("core", "int8", round_activations=True), tied=False)
     lines = [record.getMessage() for record in caplog.records if "8 and 4 bits" in record.getMessage()]
@@ -404,7 +404,7 @@ def test_the_log_names_what_computes_rounded_activations(threads, monkeypatch, c
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_the_log_names_products_of_bfloat16_that_are_wrong(threads, monkeypatch, caplog, is_refused):
     found = SimpleNamespace(bf16_kernel=lambda: ("avx512", is_refused))
-    monkeypatch.setattr("rustvllm.layers.cpu_linear_log._core", SimpleNamespace(PackedLinear=found))
+    monkeypatch.setattr("rustvllm.layers.cpu.log._core", SimpleNamespace(PackedLinear=found))
     with caplog.at_level("DEBUG", logger="rustvllm"):
         pack(threads, Model(torch.bfloat16), options=LinearOptions("core"), tied=False)
         pack(threads, Model(torch.float32), options=LinearOptions("core"), tied=False)
@@ -422,7 +422,7 @@ def test_layers_are_the_cores_without_a_measurement_where_nothing_can_be_faster(
         measured.append(list(contenders))
         return measure(contenders, *args)
 
-    monkeypatch.setattr("rustvllm.layers.cpu_linear_packer.measure", record)
+    monkeypatch.setattr("rustvllm.layers.cpu.packer.measure", record)
     monkeypatch.setattr(CoreLinear, "is_as_fast_as_the_processor", staticmethod(lambda _: is_best))
     model = Model(dtype)
     pack(threads, model, tied=False)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rustvllm import _core
-from rustvllm.layers.cpu_norm import CoreNorm, use_core_norms
+from rustvllm.layers.cpu.norm import CoreNorm, use_core_norms
 from rustvllm.layers.norm import GemmaRMSNorm, LayerNorm, RMSNorm
 
 EPS = 1e-5

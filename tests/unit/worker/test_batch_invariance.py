@@ -10,7 +10,7 @@ from naive_schedule import NaiveEngine, Request
 
 from rustvllm import _core
 from rustvllm.config import DeviceConfig, EngineConfig, LoadConfig, ModelConfig
-from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.layers.cpu.norm import use_core_norms
 from rustvllm.layers.linear import Linear
 from rustvllm.model_loader import load_model
 from rustvllm.worker.cpu_decoder import use_core_decoder

@@ -9,8 +9,8 @@ from naive_schedule import NaiveEngine, Request
 from rustvllm import _core
 from rustvllm.attention.cpu_backend import CPUAttentionPlan
 from rustvllm.exceptions import ConfigError
-from rustvllm.layers.cpu_linear import CoreLinear, LinearByRows, TorchLinear
-from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.layers.cpu.linear import CoreLinear, LinearByRows, TorchLinear
+from rustvllm.layers.cpu.norm import use_core_norms
 from rustvllm.layers.linear import Linear
 from rustvllm.layers.rotary import RotaryEmbedding, apply_rotary
 from rustvllm.models.gemma2 import Gemma2ForCausalLM

@@ -19,8 +19,8 @@ from rustvllm.config import LoadConfig
 from rustvllm.config.model_folder import read_model_config
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers import linear as linear_module
+from rustvllm.layers.gpu.quantized import QuantizedLinear
 from rustvllm.layers.linear import Linear
-from rustvllm.layers.triton_quantized import QuantizedLinear
 from rustvllm.model_loader import load_model
 from rustvllm.worker.dense_layers import make_device_packer
 

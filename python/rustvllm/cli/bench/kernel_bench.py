@@ -20,7 +20,7 @@ from rustvllm import _core
 from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
 from rustvllm.attention.selector import make_attention_backend
 from rustvllm.config.attention_backends import backends_of
-from rustvllm.layers.cpu_linear import CORE_DTYPES, CoreLinear, OneDnnLinear, TorchLinear
+from rustvllm.layers.cpu.linear import CORE_DTYPES, CoreLinear, OneDnnLinear, TorchLinear
 from rustvllm.layers.linear import LinearKernel
 from rustvllm.sample.cpu_draw import CpuDraw
 from rustvllm.sample.metadata import SamplingMetadata

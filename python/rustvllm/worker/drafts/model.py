@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rustvllm.attention.metadata import AttentionMetadata
 from rustvllm.attention.selector import make_attention_backend
-from rustvllm.layers.cpu_norm import use_core_norms
+from rustvllm.layers.cpu.norm import use_core_norms
 from rustvllm.model_loader import load_model
 from rustvllm.worker.cpu_decoder import use_core_decoder
 from rustvllm.worker.dense_layers import make_linear_packer
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rustvllm._core import CpuThreads, SchedulerOutput
     from rustvllm.attention.backend import AttentionBackend
     from rustvllm.config import EngineConfig, ModelConfig
-    from rustvllm.layers.cpu_linear_packer import LinearPacker
+    from rustvllm.layers.cpu.packer import LinearPacker
     from rustvllm.models.interface import CausalLM
     from rustvllm.worker.step_buffers import StepBuffers
 

@@ -2,7 +2,7 @@
 
 While a model is loaded each layer is packed for the core as soon as its last number is there, and its weight given up:
 no weight is there twice. When all are there, the contenders are measured for each shape of layer
-(``cpu_linear_choice``), and layers of a shape that another one computes faster are packed again for that one. An
+(``choice``), and layers of a shape that another one computes faster are packed again for that one. An
 embedding that is the head, too, is looked up in the head's packed weight if that has the stored numbers; otherwise it
 stays, in addition to the head's copy. What is stored in 16 bits stays so in a model of float32.
 """
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from rustvllm import _core
 from rustvllm.config.checkpoint.whole_forms import NumberForm
-from rustvllm.layers.cpu_embedding import NarrowEmbedding, PackedEmbedding
-from rustvllm.layers.cpu_linear import (
+from rustvllm.layers.cpu.choice import PLAIN, Choice, best_matrix_rows, choose, measure
+from rustvllm.layers.cpu.embedding import NarrowEmbedding, PackedEmbedding
+from rustvllm.layers.cpu.linear import (
     CORE_DTYPES,
     CoreLinear,
     LinearByRows,
@@ -30,10 +31,9 @@ from rustvllm.layers.cpu_linear import (
     WeightKind,
     kind_of,
 )
-from rustvllm.layers.cpu_linear_choice import PLAIN, Choice, best_matrix_rows, choose, measure
-from rustvllm.layers.cpu_linear_log import log_narrow_products, log_rounding
-from rustvllm.layers.cpu_narrow_layers import NARROW_KINDS, NarrowLayers
-from rustvllm.layers.cpu_whole_layers import WholeLayers
+from rustvllm.layers.cpu.log import log_narrow_products, log_rounding
+from rustvllm.layers.cpu.narrow import NARROW_KINDS, NarrowLayers
+from rustvllm.layers.cpu.whole import WholeLayers
 from rustvllm.layers.linear import Embedding, Linear, LinearKernel, empty_parameter_like
 from rustvllm.layers.parallel import RowLinear
 from rustvllm.layers.whole_rows import LayerPlace, LayerRows, StoredWords, TableRows, WholeForm, storage_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rustvllm import _core
-from rustvllm.layers.cpu_linear import CoreLinear
+from rustvllm.layers.cpu.linear import CoreLinear
 from rustvllm.layers.linear import LinearKernel
 from rustvllm.logger import init_logger
 

@@ -1,6 +1,6 @@
 """What can compute a dense layer on the CPU: torch, oneDNN with the weight in its own order, and the Rust core.
 
-No one of them is the fastest for every number of rows on every machine; ``cpu_linear_choice`` measures them.
+No one of them is the fastest for every number of rows on every machine; ``choice`` measures them.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from rustvllm.kernels.matmul import linear
 from rustvllm.layers.activation import Activation
+from rustvllm.layers.gpu.quantized import QuantizedLinear
 from rustvllm.layers.linear import Linear
-from rustvllm.layers.triton_quantized import QuantizedLinear
 
 
 class TritonLinear:

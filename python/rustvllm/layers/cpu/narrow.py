@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rustvllm import _core
-from rustvllm.layers.cpu_embedding import NarrowEmbedding
-from rustvllm.layers.cpu_linear import CoreLinear
+from rustvllm.layers.cpu.embedding import NarrowEmbedding
+from rustvllm.layers.cpu.linear import CoreLinear
 from rustvllm.layers.host_array import empty_bytes, host_array
 from rustvllm.layers.whole_rows import LayerPlace, first_row_of, storage_of
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rustvllm.layers.cpu_linear import NUM_ROW_CLASSES, ROW_CLASSES, CoreLinear, row_class
+from rustvllm.layers.cpu.linear import NUM_ROW_CLASSES, ROW_CLASSES, CoreLinear, row_class
 from rustvllm.layers.linear import LinearKernel
 from rustvllm.logger import init_logger
 

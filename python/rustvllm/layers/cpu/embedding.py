@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rustvllm import _core
-from rustvllm.layers.cpu_linear import CoreLinear
+from rustvllm.layers.cpu.linear import CoreLinear
 from rustvllm.layers.host_array import empty_bytes
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rustvllm import _core
-from rustvllm.layers.cpu_linear import CORE_DTYPES, with_whole_rows
+from rustvllm.layers.cpu.linear import CORE_DTYPES, with_whole_rows
 from rustvllm.layers.host_array import host_array
 from rustvllm.layers.norm import GemmaRMSNorm, LayerNorm, RMSNorm
 

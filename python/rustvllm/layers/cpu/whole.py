@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from rustvllm import _core
 from rustvllm.config.checkpoint.whole_forms import NumberForm
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.cpu_embedding import BlockEmbedding, PackedEmbedding
-from rustvllm.layers.cpu_linear import CoreLinear, kind_of
+from rustvllm.layers.cpu.embedding import BlockEmbedding, PackedEmbedding
+from rustvllm.layers.cpu.linear import CoreLinear, kind_of
 from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.layers.whole_rows import (
     LayerPlace,
