@@ -61,11 +61,11 @@ async def texts(engine: AsyncLLM) -> list[str]:
 
 def is_gone(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):  # the second where it ends between opening and reading
         return True
     # A zombie is gone as well: its parent has yet to ask for it.
-    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] == "Z"
+    return stat.rsplit(")", 1)[1].split()[0] == "Z"
 
 
 def wait_until_gone(pid: int, seconds: float) -> None:

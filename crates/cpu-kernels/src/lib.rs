@@ -54,7 +54,7 @@ mod w8a8;
 pub use attention::batch::{BatchError, RaggedBatch};
 pub use attention::heads::{Heads, prepare_heads};
 pub use attention::options::AttentionOptions;
-pub use attention::tile::CHUNK;
+pub use attention::products::CHUNK;
 pub use attention::{AttentionError, CacheLayout, TokenRows, attend, reference, write_kv};
 pub use decoder::{
     AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderOut,

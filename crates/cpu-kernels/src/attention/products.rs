@@ -10,8 +10,10 @@
 
 use std::ops::Range;
 
-use crate::{attention::tile::CHUNK, lines::LINE, number::Number, simd::Simd};
+use crate::{lines::LINE, number::Number, simd::Simd};
 
+/// Positions of the context whose scores exist at once. Chunks begin at its multiples in every batch.
+pub const CHUNK: usize = 64;
 /// Vectors of an output that are summed in registers at once.
 const PANEL: usize = 4;
 

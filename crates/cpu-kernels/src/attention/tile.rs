@@ -13,14 +13,12 @@ use half::bf16;
 use crate::{
     attention::{
         options::AttentionOptions,
-        products::{Ahead, Scores, add_values, score},
+        products::{Ahead, CHUNK, Scores, add_values, score},
     },
     number::Number,
     simd::{Simd, exp, tanh},
 };
 
-/// Positions of the context whose scores exist at once. Chunks begin at its multiples in every batch.
-pub const CHUNK: usize = 64;
 /// A chunk is copied to one place when at least this many query rows read it: rows of one head lie far apart in the
 /// cache, on addresses that compete for the same few places of the nearest cache, and `bf16` is widened once.
 const MIN_ROWS_TO_PACK: usize = 8;
