@@ -10,7 +10,7 @@
     reason = "loops over registers, of which several arrays are indexed alike"
 )]
 
-use crate::simd::Simd;
+use crate::{lines::LINE, simd::Simd};
 
 /// Inputs of a row of activations that lie together: see [`Product::a`].
 pub(crate) const CHUNK: usize = 128;
@@ -127,6 +127,7 @@ impl Weights for WideInt8 {
 #[inline(always)]
 unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
     let outputs = PANEL_VECTORS * S::LANES;
+    let step = outputs * W::BYTES;
     // SAFETY: the caller gives arrays as `Product` says, with `R` rows, so every offset below stays within them.
     unsafe {
         let (mut a, mut b, mut ahead) = (what.a, what.b, what.ahead);
@@ -139,21 +140,22 @@ unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
                 piece_end = piece_end.min(k - k % what.group_size + what.group_size);
             }
             let mut sums = [[S::splat(0.0); PANEL_VECTORS]; R];
-            for i in k % CHUNK..k % CHUNK + (piece_end - k) {
-                let weights = W::load::<S>(b);
-                let mut line = 0;
-                while line < outputs * W::BYTES {
-                    S::prefetch(ahead.wrapping_add(line));
-                    line += 64;
-                }
-                for r in 0..R {
-                    let x = S::splat(*a.add(r * CHUNK + i));
-                    for n in 0..PANEL_VECTORS {
-                        sums[r][n] = S::fma(x, weights[n], sums[r][n]);
-                    }
-                }
-                b = b.add(outputs * W::BYTES);
+            let (mut i, piece) = (k % CHUNK, k % CHUNK + (piece_end - k));
+            // Where tiles share out what is asked for, what one input asks for covers two: every other one asks.
+            while 2 * what.ahead_step <= step && i + 2 <= piece {
+                ask::<S>(ahead, step);
+                multiply::<S, W, R>(a.add(i), b, &mut sums);
+                multiply::<S, W, R>(a.add(i + 1), b.add(step), &mut sums);
+                b = b.add(2 * step);
+                ahead = ahead.wrapping_add(2 * what.ahead_step);
+                i += 2;
+            }
+            while i < piece {
+                ask::<S>(ahead, step);
+                multiply::<S, W, R>(a.add(i), b, &mut sums);
+                b = b.add(step);
                 ahead = ahead.wrapping_add(what.ahead_step);
+                i += 1;
             }
             for r in 0..R {
                 for n in 0..PANEL_VECTORS {
@@ -171,6 +173,39 @@ unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
             k = piece_end;
             if k == chunk_end {
                 a = a.wrapping_add(what.chunk_stride);
+            }
+        }
+    }
+}
+
+/// Ask for `num_bytes` of weights.
+#[inline(always)]
+fn ask<S: Simd>(ahead: *const u8, num_bytes: usize) {
+    let mut at = 0;
+    while at < num_bytes {
+        S::prefetch(ahead.wrapping_add(at));
+        at += LINE;
+    }
+}
+
+/// One input of `R` rows, whose activations begin at `a`, times its weights at `b`.
+///
+/// # Safety
+///
+/// See [`product`].
+#[inline(always)]
+unsafe fn multiply<S: Simd, W: Weights, const R: usize>(
+    a: *const f32,
+    b: *const u8,
+    sums: &mut [[S::V; PANEL_VECTORS]; R],
+) {
+    // SAFETY: the caller gives `R` rows of a chunk, and a panel's weights of one input.
+    unsafe {
+        let weights = W::load::<S>(b);
+        for r in 0..R {
+            let x = S::splat(*a.add(r * CHUNK));
+            for n in 0..PANEL_VECTORS {
+                sums[r][n] = S::fma(x, weights[n], sums[r][n]);
             }
         }
     }
