@@ -353,3 +353,37 @@ pub(crate) fn check_attend<E>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{RaggedBatch, share_out};
+
+    /// Shares of a prompt of `num_tokens` behind a decode: the tokens of each. Every token and head is in one.
+    fn shares(num_tokens: usize, group: usize, num_kv_heads: usize, num_threads: usize) -> Vec<usize> {
+        let (end, columns) = (1 + num_tokens, num_tokens.div_ceil(16));
+        let table: Vec<i32> = (0..2 * columns as i32).collect();
+        let starts = [0, 1, end as i32];
+        let batch = RaggedBatch::new(16, &starts, &[1, num_tokens as i32], &table, &vec![-1; end]);
+        let batch = batch.expect("a good step");
+        let mut counts = vec![0; end * num_kv_heads];
+        let shares = share_out(&batch, group * num_kv_heads, num_kv_heads, num_threads);
+        for share in &shares {
+            let first = batch.spans()[share.part.span].start + share.part.first;
+            for token in first..first + share.part.num_tokens {
+                share.kv_heads.clone().for_each(|head| counts[token * num_kv_heads + head] += 1);
+            }
+        }
+        assert!(counts.iter().all(|&count| count == 1), "{counts:?}");
+        shares.iter().map(|share| share.part.num_tokens).collect()
+    }
+
+    #[test]
+    fn parts_of_a_prompt_are_one_where_threads_have_enough_to_do() {
+        let longest = |shares: Vec<usize>| shares.into_iter().max();
+        assert_eq!(longest(shares(2_000, 1, 12, 2)), Some(128), "as many rows as a head may have");
+        assert_eq!(longest(shares(2_000, 4, 3, 2)), Some(32), "a group of four fills them with fewer tokens");
+        assert_eq!(longest(shares(128, 1, 12, 64)), Some(32), "with many threads none is without work");
+        assert!(shares(128, 1, 12, 2).len() >= 8, "each thread has some parts");
+        assert_eq!(longest(shares(5, 1, 2, 1)), Some(5));
+    }
+}
