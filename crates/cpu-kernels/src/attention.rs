@@ -1,10 +1,15 @@
 //! Writing keys and values into the paged cache of a layer, and attention over it.
 
 pub mod batch;
+pub(crate) mod cache_rows;
+pub(crate) mod decode;
 pub mod heads;
+pub(crate) mod layer;
 pub(crate) mod options;
 pub(crate) mod products;
 pub mod reference;
+pub(crate) mod scratch;
+pub(crate) mod softmax;
 pub(crate) mod tile;
 
 use std::{cell::RefCell, ops::Range};
@@ -14,8 +19,9 @@ use thiserror::Error;
 use crate::{
     attention::{
         batch::{Part, RaggedBatch, TILE_TOKENS},
+        layer::{Layer, Tile},
         options::AttentionOptions,
-        tile::{Layer, Scratch, Tile},
+        scratch::Scratch,
     },
     element::Element,
     kernel::Kernel,
@@ -248,7 +254,8 @@ pub fn attend<E: Element>(
         block_size: layout.block_size,
         options,
     };
-    let compute = E::tile_of(kernel);
+    let tiles = E::tiles_of(kernel);
+    let group = num_heads / layout.num_kv_heads;
     let shared = work(batch, num_heads, layout.head_dim) >= MIN_SHARED_WORK;
     let shares = share_out(batch, num_heads, layout.num_kv_heads, threads.num_threads());
     threads.for_each(shares.len(), shared, |index| {
@@ -262,6 +269,7 @@ pub fn attend<E: Element>(
             position: span.seq_len - span.num_tokens + part.first,
             kv_heads: share.kv_heads.clone(),
         };
+        let compute = tiles.taking(part.num_tokens * group);
         SCRATCH.with_borrow_mut(|scratch| {
             // SAFETY: a kernel is only reachable where it was detected, and takes the heads; `RaggedBatch::new` checked
             // that tokens lie in the batch and blocks cover each sequence, `check_attend` that the batch lies in the

@@ -8,7 +8,7 @@
 use half::bf16;
 
 use crate::{
-    attention::tile::TileFn,
+    attention::tile::Tiles,
     finish::FinishFn,
     gates::row::GateFn,
     kernel::Kernel,
@@ -21,7 +21,7 @@ use crate::{
 /// An element of the cache and of what meets it.
 pub trait Element: Number {
     #[doc(hidden)]
-    fn tile_of(kernel: &Kernel) -> TileFn<Self>;
+    fn tiles_of(kernel: &Kernel) -> Tiles<Self>;
     #[doc(hidden)]
     fn finish_of(kernel: &Kernel) -> FinishFn<Self>;
     #[doc(hidden)]
@@ -37,8 +37,8 @@ pub trait Element: Number {
 }
 
 impl Element for f32 {
-    fn tile_of(kernel: &Kernel) -> TileFn<Self> {
-        kernel.tile_f32
+    fn tiles_of(kernel: &Kernel) -> Tiles<Self> {
+        kernel.tiles_f32
     }
     fn finish_of(kernel: &Kernel) -> FinishFn<Self> {
         kernel.finish_f32
@@ -61,8 +61,8 @@ impl Element for f32 {
 }
 
 impl Element for bf16 {
-    fn tile_of(kernel: &Kernel) -> TileFn<Self> {
-        kernel.tile_bf16
+    fn tiles_of(kernel: &Kernel) -> Tiles<Self> {
+        kernel.tiles_bf16
     }
     fn finish_of(kernel: &Kernel) -> FinishFn<Self> {
         kernel.finish_bf16

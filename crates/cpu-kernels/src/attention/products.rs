@@ -17,9 +17,6 @@ pub const CHUNK: usize = 64;
 /// Vectors of an output that are summed in registers at once.
 const PANEL: usize = 4;
 
-/// Scores of up to four rows, then their exponentials.
-pub(crate) type Scores = [[f32; CHUNK]; 4];
-
 /// Rows of the cache that are wanted next, keys and then values: they are asked for, a few at a time, while others are
 /// computed with, because no processor guesses where the next block of a request lies.
 pub(crate) struct Ahead<'a, E> {
@@ -48,37 +45,47 @@ impl<'a, E> Ahead<'a, E> {
 
     /// Ask for the next few rows.
     #[inline(always)]
-    fn ask<S: Simd>(&mut self) {
+    pub(crate) fn ask<S: Simd>(&mut self) {
         let end = (2 * self.num_rows).min(self.done + self.at_once);
         for index in self.done..end {
             let row =
                 index.checked_sub(self.num_rows).map_or_else(|| self.keys[index], |value| self.values[value]);
-            for at in (0..self.row_bytes).step_by(LINE) {
-                S::prefetch(row.cast::<u8>().wrapping_add(at));
-            }
+            ask_row::<S, E>(row, self.row_bytes);
         }
         self.done = end;
     }
 }
 
-/// Products of `R` queries with the keys of `range`, four at a time; neighbours of the range get scores, too.
+/// Ask for `num_bytes` from `row` on.
+#[inline(always)]
+pub(crate) fn ask_row<S: Simd, E>(row: *const E, num_bytes: usize) {
+    for at in (0..num_bytes).step_by(LINE) {
+        S::prefetch(row.cast::<u8>().wrapping_add(at));
+    }
+}
+
+/// Products of `R` queries with the keys of `range`, four at a time; neighbours of the range get scores, too. `ask` is told the
+/// place of the first of each four, and asks for what is wanted later.
 ///
 /// # Safety
 ///
-/// `query` has `R` rows of `dim` elements, and so has each of `keys` that a group of four touches; the machine has the
-/// instructions of `S`.
+/// `query` has `R` rows of `dim` elements, and so has, from element `offset` on, each of `keys` that a group of four touches;
+/// there are `R` rows of scores; the machine has the instructions of `S`.
 #[inline(always)]
-pub(crate) unsafe fn score<S: Simd, K: Number, E, const R: usize>(
+pub(crate) unsafe fn score<S: Simd, K: Number, const R: usize>(
     query: *const f32,
     dim: usize,
     keys: &[*const K; CHUNK],
+    offset: usize,
     range: &Range<usize>,
-    scores: &mut Scores,
-    ahead: &mut Ahead<'_, E>,
+    scores: &mut [[f32; CHUNK]],
+    mut ask: impl FnMut(usize),
 ) {
+    // SAFETY: `query` has `R` rows of `dim` elements.
+    let queries: [*const f32; R] = std::array::from_fn(|r| unsafe { query.add(r * dim) });
     let mut j = range.start / 4 * 4;
     while j < range.end {
-        ahead.ask::<S>();
+        ask(j);
         // SAFETY: the caller gives `R` query rows and keys, in whole groups of four, of `dim` elements; `j + 4` is at
         // most CHUNK.
         unsafe {
@@ -87,10 +94,10 @@ pub(crate) unsafe fn score<S: Simd, K: Number, E, const R: usize>(
             while i < dim {
                 let mut key = [S::splat(0.0); 4];
                 for n in 0..4 {
-                    key[n] = K::load::<S>(keys[j + n].add(i));
+                    key[n] = K::load::<S>(keys[j + n].add(offset + i));
                 }
                 for r in 0..R {
-                    let q = S::load(query.add(r * dim + i));
+                    let q = S::load(queries[r].add(i));
                     for n in 0..4 {
                         sums[r][n] = S::fma(q, key[n], sums[r][n]);
                     }
@@ -147,39 +154,13 @@ unsafe fn add_panel<S: Simd, K: Number, const R: usize, const N: usize>(
     i: usize,
     to: *mut f32,
 ) {
-    let (mut start, mut end) = (0, CHUNK);
-    for range in &ranges[..R] {
-        (start, end) = (start.max(range.start), end.min(range.end));
-    }
-    if start >= end {
-        (start, end) = (0, 0);
-    }
     // SAFETY: `i + N · LANES` is at most `dim`, by the contract of this function, so every vector lies within its row.
     unsafe {
         // Keys at even and at odd places are summed apart: half as many additions wait for one another.
         let mut even = [[S::splat(0.0); N]; R];
         let mut odd = [[S::splat(0.0); N]; R];
+        add_seen::<S, K, R, N>(p, values, ranges, i, &mut even, &mut odd, |_| {});
         for r in 0..R {
-            let keys = ranges[r].start..start;
-            add_alone::<S, K, N>(&p[r], keys, values, i, &mut even[r], &mut odd[r]);
-        }
-        // The values that all rows see are read once.
-        let mut j = start;
-        if j % 2 == 1 {
-            add_value::<S, K, R, N>(p, j, values[j].add(i), &mut odd);
-            j += 1;
-        }
-        while j + 1 < end {
-            add_value::<S, K, R, N>(p, j, values[j].add(i), &mut even);
-            add_value::<S, K, R, N>(p, j + 1, values[j + 1].add(i), &mut odd);
-            j += 2;
-        }
-        if j < end {
-            add_value::<S, K, R, N>(p, j, values[j].add(i), &mut even);
-        }
-        for r in 0..R {
-            let keys = end.max(ranges[r].start)..ranges[r].end;
-            add_alone::<S, K, N>(&p[r], keys, values, i, &mut even[r], &mut odd[r]);
             for n in 0..N {
                 let at = to.add(r * dim + i + n * S::LANES);
                 S::store(at, S::fma(S::load(at), S::splat(factors[r]), S::add(even[r][n], odd[r][n])));
@@ -188,11 +169,134 @@ unsafe fn add_panel<S: Simd, K: Number, const R: usize, const N: usize>(
     }
 }
 
-/// Values that one row sees and another does not.
+/// What `R` rows have summed of a chunk's values, `[row][dim]` each: from keys at even and from keys at odd places.
+pub(crate) struct HalfSums {
+    pub(crate) even: *mut f32,
+    pub(crate) odd: *mut f32,
+}
+
+/// Add the values of the keys in `ranges` to what `R` rows have summed of a chunk; as [`add_values`], in several calls. `ask`
+/// is told the place of the first key of two, the first element and how many there are, and asks for what is wanted later.
+///
+/// # Safety
+///
+/// `sums` have `R` rows of `dim` elements, and so has, from element `offset` on, each of `values` in the ranges; the machine
+/// has the instructions of `S`.
+#[inline(always)]
+pub(crate) unsafe fn add_stretch<S: Simd, K: Number, const R: usize>(
+    p: &[[f32; CHUNK]],
+    values: &[*const K; CHUNK],
+    offset: usize,
+    ranges: &[Range<usize>],
+    dim: usize,
+    sums: &HalfSums,
+    mut ask: impl FnMut(usize, usize, usize),
+) {
+    let mut i = 0;
+    while i + PANEL * S::LANES <= dim {
+        let ask = |j| ask(j, offset + i, PANEL * S::LANES);
+        // SAFETY: the panel lies within the rows.
+        unsafe { add_to_panel::<S, K, R, PANEL>(p, values, offset, ranges, dim, i, sums, ask) };
+        i += PANEL * S::LANES;
+    }
+    while i < dim {
+        let ask = |j| ask(j, offset + i, S::LANES);
+        // SAFETY: `dim` is a multiple of the lanes.
+        unsafe { add_to_panel::<S, K, R, 1>(p, values, offset, ranges, dim, i, sums, ask) };
+        i += S::LANES;
+    }
+}
+
+/// See [`add_stretch`]: `N` vectors from element `i` on.
+///
+/// # Safety
+///
+/// See [`add_stretch`]; `i + N · LANES` is at most `dim`.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "the parts of a product")]
+unsafe fn add_to_panel<S: Simd, K: Number, const R: usize, const N: usize>(
+    p: &[[f32; CHUNK]],
+    values: &[*const K; CHUNK],
+    offset: usize,
+    ranges: &[Range<usize>],
+    dim: usize,
+    i: usize,
+    sums: &HalfSums,
+    ask: impl FnMut(usize),
+) {
+    // SAFETY: `i + N · LANES` is at most `dim`, by the contract of this function, so every vector lies within its row.
+    unsafe {
+        let at = |start: *mut f32, r: usize, n: usize| start.add(r * dim + i + n * S::LANES);
+        let load =
+            |start| std::array::from_fn(|r| std::array::from_fn(|n| S::load(at(start, r, n).cast_const())));
+        let mut even: [[S::V; N]; R] = load(sums.even);
+        let mut odd: [[S::V; N]; R] = load(sums.odd);
+        add_seen::<S, K, R, N>(p, values, ranges, offset + i, &mut even, &mut odd, ask);
+        for r in 0..R {
+            for n in 0..N {
+                S::store(at(sums.even, r, n), even[r][n]);
+                S::store(at(sums.odd, r, n), odd[r][n]);
+            }
+        }
+    }
+}
+
+/// Values, from element `i` on, of the keys that each row sees. Those of a row are added from the first to the last, whatever
+/// the other rows see.
 ///
 /// # Safety
 ///
 /// See [`add_panel`].
+#[inline(always)]
+unsafe fn add_seen<S: Simd, K: Number, const R: usize, const N: usize>(
+    p: &[[f32; CHUNK]],
+    values: &[*const K; CHUNK],
+    ranges: &[Range<usize>],
+    i: usize,
+    even: &mut [[S::V; N]; R],
+    odd: &mut [[S::V; N]; R],
+    mut ask: impl FnMut(usize),
+) {
+    let (mut start, mut end) = (0, CHUNK);
+    for range in &ranges[..R] {
+        (start, end) = (start.max(range.start), end.min(range.end));
+    }
+    if start >= end {
+        (start, end) = (0, 0);
+    }
+    // SAFETY: the caller gives values with a panel from element `i` on.
+    unsafe {
+        for r in 0..R {
+            let keys = ranges[r].start..start;
+            add_alone::<S, K, N>(&p[r], keys, values, i, &mut even[r], &mut odd[r]);
+        }
+        // The values that all rows see are read once.
+        let mut j = start;
+        if j % 2 == 1 && j < end {
+            add_value::<S, K, R, N>(p, j, values[j].add(i), odd);
+            j += 1;
+        }
+        while j + 1 < end {
+            ask(j);
+            add_value::<S, K, R, N>(p, j, values[j].add(i), even);
+            add_value::<S, K, R, N>(p, j + 1, values[j + 1].add(i), odd);
+            j += 2;
+        }
+        if j < end {
+            add_value::<S, K, R, N>(p, j, values[j].add(i), even);
+        }
+        for r in 0..R {
+            let keys = end.max(ranges[r].start)..ranges[r].end;
+            add_alone::<S, K, N>(&p[r], keys, values, i, &mut even[r], &mut odd[r]);
+        }
+    }
+}
+
+/// Values that one row sees and another does not.
+///
+/// # Safety
+///
+/// See [`add_seen`].
 #[inline(always)]
 unsafe fn add_alone<S: Simd, K: Number, const N: usize>(
     p: &[f32; CHUNK],

@@ -1,0 +1,245 @@
+//! Attention of few query rows to each KV head, as in decode: through the cache with all heads of the tile together.
+//!
+//! What such rows take is the time in which keys and values come from memory. A head's keys lie far apart, those of all heads
+//! of a token side by side, so rows of the cache are read from first to last, and those that come some rows later asked for.
+
+#![allow(clippy::inline_always, reason = "see `simd`")]
+
+use std::ops::Range;
+
+use crate::{
+    attention::{
+        cache_rows::CacheRows,
+        layer::{Layer, Tile},
+        products::{CHUNK, HalfSums, add_stretch, ask_row, score},
+        scratch::Scratch,
+        softmax::{bend, soften},
+    },
+    number::Number,
+    simd::Simd,
+};
+
+/// With as many query rows of a KV head or more, a chunk of that head is copied to one place instead: its rows lie far apart in
+/// the cache, on addresses that compete for the same few places of the nearest cache, and `bf16` is widened once.
+pub(crate) const MIN_ROWS_TO_PACK: usize = 8;
+/// Rows of the cache between those that are computed with and those that are asked for. A multiple of four.
+const AHEAD: usize = 16;
+/// Keys that all heads are scored with before the next ones are. A multiple of four.
+const KEYS: usize = 4;
+/// Values that a head's sums take before those of the next head do: they are loaded and stored that often.
+const VALUES: usize = 32;
+
+/// Rows of the cache in the order in which they are read: keys, values, and those of the next chunk.
+struct Order<E> {
+    rows: [*const E; 2 * CHUNK + AHEAD],
+    num_keys: usize,
+}
+
+impl<E> Order<E> {
+    fn new(rows: &CacheRows<E>, next: Option<&CacheRows<E>>) -> Self {
+        let num_keys = rows.num_keys;
+        // Beyond the end of the context the last value is asked for again.
+        let mut order = [rows.values[num_keys - 1]; 2 * CHUNK + AHEAD];
+        order[..num_keys].copy_from_slice(&rows.keys[..num_keys]);
+        order[num_keys..2 * num_keys].copy_from_slice(&rows.values[..num_keys]);
+        if let Some(next) = next {
+            order[2 * num_keys..][..AHEAD].copy_from_slice(&next.keys[..AHEAD]);
+        }
+        Self { rows: order, num_keys }
+    }
+
+    /// Ask for `len` elements from `offset` on of those that follow the keys from `first` on.
+    #[inline(always)]
+    fn ask_after_keys<S: Simd>(&self, first: usize, offset: usize, len: usize) {
+        self.ask::<S>(first..first + 4, offset, len);
+    }
+
+    /// Likewise of two values.
+    #[inline(always)]
+    fn ask_after_values<S: Simd>(&self, first: usize, offset: usize, len: usize) {
+        self.ask::<S>(self.num_keys + first..self.num_keys + first + 2, offset, len);
+    }
+
+    #[inline(always)]
+    fn ask<S: Simd>(&self, places: Range<usize>, offset: usize, len: usize) {
+        for row in &self.rows[places.start + AHEAD..places.end + AHEAD] {
+            ask_row::<S, E>(row.wrapping_add(offset), len * size_of::<E>());
+        }
+    }
+}
+
+/// The tile's rows over its whole context; `scratch` has their queries, and a place for what they sum.
+///
+/// # Safety
+///
+/// The machine has the instructions of `S`; `head_dim` is a multiple of its lanes; the tile lies within the arrays of the layer,
+/// its blocks within the cache, and they cover the chunks up to the tile's last token; there are fewer than
+/// [`MIN_ROWS_TO_PACK`] rows to a KV head.
+#[inline(always)]
+pub(crate) unsafe fn walk<S: Simd, E: Number>(
+    layer: &Layer<'_, E>,
+    tile: &Tile<'_>,
+    mut chunks: Range<usize>,
+    scratch: &mut Scratch,
+) {
+    let group = layer.num_heads / layer.num_kv_heads;
+    let rows_per_head = tile.tokens.len() * group;
+    debug_assert!(rows_per_head < MIN_ROWS_TO_PACK);
+    let num_rows = tile.kv_heads.len() * rows_per_head;
+    scratch.scores.resize(num_rows, [0.0; CHUNK]);
+    scratch.factors.resize(num_rows, 1.0);
+    let locate = |chunk| CacheRows::of(layer, tile, chunk, tile.kv_heads.start);
+    let mut next = chunks.next().map(locate);
+    while let Some(found) = next {
+        next = chunks.next().map(locate);
+        let order = Order::new(&found, next.as_ref());
+        let seen: [Range<usize>; MIN_ROWS_TO_PACK] =
+            std::array::from_fn(|row| found.seen(layer.options, tile, row.min(rows_per_head - 1) / group));
+        let seen = &seen[..rows_per_head];
+        // SAFETY: `found` and `order` are rows of the tile's heads, and the scratch has a place for each of its rows.
+        unsafe {
+            score_keys::<S, E>(layer, tile, &found, &order, seen, scratch);
+            for row in 0..num_rows {
+                let (kv_head, row_of_head) = (row / rows_per_head, row % rows_per_head);
+                if seen[row_of_head].is_empty() {
+                    continue;
+                }
+                let head = (tile.kv_heads.start + kv_head) * group + row_of_head % group;
+                let distance = (found.chunk * CHUNK) as f32 - (tile.position + row_of_head / group) as f32;
+                let scores = &mut scratch.scores[row];
+                bend::<S>(layer.options, head, distance, scores);
+                let softmax = &mut scratch.softmax[row];
+                scratch.factors[row] = soften::<S>(scores, &seen[row_of_head], softmax);
+            }
+            add_values::<S, E>(layer, tile, &found, &order, seen, scratch);
+        }
+    }
+}
+
+/// Scores of all rows with a chunk's keys.
+///
+/// # Safety
+///
+/// As [`walk`]; `found` are rows of the tile's heads, of which the tokens see what `seen` says.
+#[inline(always)]
+unsafe fn score_keys<S: Simd, E: Number>(
+    layer: &Layer<'_, E>,
+    tile: &Tile<'_>,
+    found: &CacheRows<E>,
+    order: &Order<E>,
+    seen: &[Range<usize>],
+    scratch: &mut Scratch,
+) {
+    let dim = layer.head_dim;
+    for first in (0..found.num_keys).step_by(KEYS) {
+        for head in 0..tile.kv_heads.len() {
+            let mut row = 0;
+            while row < seen.len() {
+                let (rows, range) = rows_together(seen, row, S::SCORE_ROWS);
+                let range = within(&range, &(first..first + KEYS));
+                let at = head * seen.len() + row;
+                let scores = &mut scratch.scores[at..at + rows];
+                let is_first = row == 0;
+                let ask = |j| {
+                    if is_first {
+                        order.ask_after_keys::<S>(j, head * dim, dim);
+                    }
+                };
+                // SAFETY: the rows' queries and scores are in the scratch; the keys go up to a multiple of four.
+                unsafe {
+                    let query = scratch.query.as_ptr().add(at * dim);
+                    match rows {
+                        4 => score::<S, E, 4>(query, dim, &found.keys, head * dim, &range, scores, ask),
+                        2 => score::<S, E, 2>(query, dim, &found.keys, head * dim, &range, scores, ask),
+                        _ => score::<S, E, 1>(query, dim, &found.keys, head * dim, &range, scores, ask),
+                    }
+                }
+                row += rows;
+            }
+        }
+    }
+}
+
+/// How many rows from `row` on are scored together, at most `most`, and the keys that any of them sees.
+#[inline(always)]
+fn rows_together(seen: &[Range<usize>], row: usize, most: usize) -> (usize, Range<usize>) {
+    let last = row + most - 1;
+    if most > 1 && last < seen.len() && !seen[row].is_empty() && !seen[last].is_empty() {
+        return (most, seen[row].start..seen[last].end);
+    }
+    (1, seen[row].clone())
+}
+
+/// Keys that lie in both; where there are none, an empty range within `stretch`.
+#[inline(always)]
+fn within(keys: &Range<usize>, stretch: &Range<usize>) -> Range<usize> {
+    let start = keys.start.clamp(stretch.start, stretch.end);
+    start..keys.end.clamp(start, stretch.end)
+}
+
+/// Values of a chunk, weighed with what became of the scores, added to the sums of all rows.
+///
+/// # Safety
+///
+/// As [`score_keys`].
+#[inline(always)]
+unsafe fn add_values<S: Simd, E: Number>(
+    layer: &Layer<'_, E>,
+    tile: &Tile<'_>,
+    found: &CacheRows<E>,
+    order: &Order<E>,
+    seen: &[Range<usize>],
+    scratch: &mut Scratch,
+) {
+    let dim = layer.head_dim;
+    let Scratch { sums, scores, factors, even, odd, .. } = scratch;
+    for half in [&mut *even, &mut *odd] {
+        half.clear();
+        half.resize(sums.len(), 0.0);
+    }
+    for first in (0..found.num_keys).step_by(VALUES) {
+        let stretch = first..found.num_keys.min(first + VALUES);
+        for head in 0..tile.kv_heads.len() {
+            let mut row = 0;
+            while row < seen.len() {
+                let rows = if S::VALUE_ROWS == 2 && row + 2 <= seen.len() { 2 } else { 1 };
+                let at = head * seen.len() + row;
+                let ranges: [Range<usize>; 2] =
+                    std::array::from_fn(|i| within(&seen[row + i.min(rows - 1)], &stretch));
+                let is_first = row == 0;
+                let ask = |j, offset, len| {
+                    if is_first {
+                        order.ask_after_values::<S>(j, offset, len);
+                    }
+                };
+                let (scores, offset) = (&scores[at..at + rows], head * dim);
+                // SAFETY: the rows' sums are in the scratch, and the values in the ranges are rows of the tile's heads.
+                unsafe {
+                    let sums = HalfSums {
+                        even: even.as_mut_ptr().add(at * dim),
+                        odd: odd.as_mut_ptr().add(at * dim),
+                    };
+                    if rows == 2 {
+                        add_stretch::<S, E, 2>(scores, &found.values, offset, &ranges, dim, &sums, ask);
+                    } else {
+                        add_stretch::<S, E, 1>(scores, &found.values, offset, &ranges, dim, &sums, ask);
+                    }
+                }
+                row += rows;
+            }
+        }
+    }
+    for (row, &factor) in factors.iter().enumerate() {
+        if seen[row % seen.len()].is_empty() {
+            continue;
+        }
+        for i in (row * dim..(row + 1) * dim).step_by(S::LANES) {
+            // SAFETY: each of the three has `dim` numbers of the row, a multiple of the lanes.
+            unsafe {
+                let of_chunk = S::add(S::load(even.as_ptr().add(i)), S::load(odd.as_ptr().add(i)));
+                let at = sums.as_mut_ptr().add(i);
+                S::store(at, S::fma(S::load(at), S::splat(factor), of_chunk));
+            }
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! What attention computes: the arrays of a layer, and a part of them.
+
+use std::ops::Range;
+
+use crate::{attention::options::AttentionOptions, number::Number};
+
+/// What all tiles of a layer share. Pointers, because outputs of different tiles interleave in one array.
+pub(crate) struct Layer<'a, E> {
+    /// `[num_tokens, num_heads, head_dim]`, tokens `query_stride` elements apart.
+    pub(crate) query: *const E,
+    pub(crate) query_stride: usize,
+    /// `[num_slots, num_kv_heads, head_dim]` each.
+    pub(crate) keys: *const E,
+    pub(crate) values: *const E,
+    /// `[num_tokens, num_heads, head_dim]`, contiguous.
+    pub(crate) out: *mut E,
+    pub(crate) num_heads: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) block_size: usize,
+    pub(crate) options: &'a AttentionOptions<'a>,
+}
+
+// SAFETY: everything but `out` is only read; of `out` each tile writes the rows of its own tokens and heads, which no
+// other tile has.
+unsafe impl<E: Number> Sync for Layer<'_, E> {}
+
+/// Which part of a layer.
+pub(crate) struct Tile<'a> {
+    /// Blocks of the request, as many as its context needs.
+    pub(crate) blocks: &'a [u32],
+    /// Tokens in the flattened batch.
+    pub(crate) tokens: Range<usize>,
+    /// Position of the first of them in its request.
+    pub(crate) position: usize,
+    pub(crate) kv_heads: Range<usize>,
+}
