@@ -256,6 +256,7 @@ fn is_right(forms: &[ProductFn<bf16>]) -> bool {
             group_size: TRIAL_INPUTS,
             ahead: weights.as_ptr().cast(),
             ahead_step: 0,
+            next_a: std::ptr::null(),
         };
         // SAFETY: the arrays have as many rows, inputs and outputs as `what` says; forms are tried only where their
         // instructions were found.

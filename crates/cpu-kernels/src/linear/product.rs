@@ -38,6 +38,8 @@ pub(crate) struct Product<A = f32> {
     /// this one is multiplied. Any address will do.
     pub(crate) ahead: *const u8,
     pub(crate) ahead_step: usize,
+    /// Activations that come after these, laid out alike: each input asks for its share of them. Any address will do.
+    pub(crate) next_a: *const A,
 }
 
 /// A compiled form of [`product`] for a number of rows.
@@ -141,9 +143,11 @@ unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
             }
             let mut sums = [[S::splat(0.0); PANEL_VECTORS]; R];
             let (mut i, piece) = (k % CHUNK, k % CHUNK + (piece_end - k));
+            let next_a = if chunk_end < end { a.wrapping_add(what.chunk_stride) } else { what.next_a };
             // Where tiles share out what is asked for, what one input asks for covers two: every other one asks.
             while 2 * what.ahead_step <= step && i + 2 <= piece {
                 ask::<S>(ahead, step);
+                S::prefetch_near(next_a.wrapping_add(i * R).cast());
                 multiply::<S, W, R>(a.add(i), b, &mut sums);
                 multiply::<S, W, R>(a.add(i + 1), b.add(step), &mut sums);
                 b = b.add(2 * step);
