@@ -2,7 +2,7 @@
 
     python benches/python/decode_cost.py [--shape gpt2-small|llama-160m|pythia-160m|gemma3-270m]
         [--variants float32 bfloat16 int8 int4-g32]
-        [--rows 1 8 32] [--prefill 128 2048] [--num-steps 40] [--output-json FILE]
+        [--rows 1 8 32] [--prompt-len 32] [--prefill 128 2048] [--num-steps 40] [--output-json FILE]
 
 Random weights. Of the variants with weights of 8 and 4 bits those that end with -float leave activations as they are,
 the others round them; what ends with -modules runs module by module. All variants live in this process and take turns,
@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), default="gpt2-small")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=["float32", "bfloat16", "int8"])
     parser.add_argument("--rows", nargs="*", type=int, default=[1, 8, 32])
+    parser.add_argument("--prompt-len", type=int, default=32, help="tokens before each row's first step")
     parser.add_argument("--prefill", nargs="*", type=int, default=[128])
     parser.add_argument("--num-steps", type=int, default=40)
     parser.add_argument("--output-json", type=Path)
@@ -131,7 +132,7 @@ def main() -> None:
     report = new_report()
     clock = Clock()
     cores = {name: make_core(name, args) for name in args.variants}
-    report["decode"] = {rows: decode(cores, clock, rows, args.num_steps) for rows in args.rows}
+    report["decode"] = {rows: decode(cores, clock, rows, args.num_steps, args.prompt_len) for rows in args.rows}
     report["prefill"] = {tokens: prefill(cores, clock, tokens) for tokens in args.prefill}
     for core in cores.values():
         core.shutdown()
@@ -143,13 +144,13 @@ def make_core(variant: str, args: argparse.Namespace) -> EngineCore:
     os.environ["RUSTVLLM_DECODER"] = "modules" if variant.endswith(BY_MODULES) else "core"
     rounds = not variant.removesuffix(BY_MODULES).endswith(FLOAT_ACTIVATIONS)
     os.environ["RUSTVLLM_ACTIVATIONS"] = "int8" if rounds else "float"
-    longest = max([args.num_steps + NUM_WARMUPS + 64, *(tokens + 1 for tokens in args.prefill)])
+    longest = max([args.prompt_len + args.num_steps + NUM_WARMUPS + 32, *(tokens + 1 for tokens in args.prefill)])
     most_rows = max([1, *args.rows])
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]), encoding="utf-8")
         engine_args = EngineArgs(
             model=folder, load_format="dummy", device="cpu", skip_tokenizer_init=True, max_num_seqs=most_rows,
-            max_num_batched_tokens=max([32 * most_rows, *args.prefill]), max_model_len=longest,
+            max_num_batched_tokens=max([args.prompt_len * most_rows, *args.prefill]), max_model_len=longest,
             num_gpu_blocks_override=1 + most_rows * -(-longest // 16), enable_prefix_caching=False,
             **VARIANTS[variant],
         )  # fmt: skip
@@ -165,7 +166,7 @@ def packed_layers(core: EngineCore) -> list[CoreLinear]:
 
 
 def decode(
-    cores: dict[str, EngineCore], clock: Clock, rows: int, num_steps: int, prompt_len: int = 32
+    cores: dict[str, EngineCore], clock: Clock, rows: int, num_steps: int, prompt_len: int
 ) -> dict[str, dict[str, float]]:
     """Steps of so many rows, by turns."""
     for core in cores.values():
