@@ -95,66 +95,139 @@ pub(crate) unsafe fn walk<S: Simd, E: Number>(
         let order = Order::new(&found, next.as_ref());
         let seen: [Range<usize>; MIN_ROWS_TO_PACK] =
             std::array::from_fn(|row| found.seen(layer.options, tile, row.min(rows_per_head - 1) / group));
-        let seen = &seen[..rows_per_head];
-        // SAFETY: `found` and `order` are rows of the tile's heads, and the scratch has a place for each of its rows.
-        unsafe {
-            score_keys::<S, E>(layer, tile, &found, &order, seen, scratch);
-            for row in 0..num_rows {
-                let (kv_head, row_of_head) = (row / rows_per_head, row % rows_per_head);
-                if seen[row_of_head].is_empty() {
-                    continue;
-                }
-                let head = (tile.kv_heads.start + kv_head) * group + row_of_head % group;
-                let distance = (found.chunk * CHUNK) as f32 - (tile.position + row_of_head / group) as f32;
-                let scores = &mut scratch.scores[row];
-                bend::<S>(layer.options, head, distance, scores);
-                let softmax = &mut scratch.softmax[row];
-                scratch.factors[row] = soften::<S>(scores, &seen[row_of_head], softmax);
+        let (num_heads, dim) = (tile.kv_heads.len(), layer.head_dim);
+        let chunk = Chunk { rows: found, order, seen: &seen[..rows_per_head], num_heads, dim };
+        // SAFETY: the chunk has rows of the tile's heads, and the scratch a place for each of the tile's rows.
+        unsafe { chunk.score_keys::<S>(scratch) };
+        for row in 0..num_rows {
+            let (kv_head, row_of_head) = (row / rows_per_head, row % rows_per_head);
+            let seen = &chunk.seen[row_of_head];
+            if seen.is_empty() {
+                continue;
             }
-            add_values::<S, E>(layer, tile, &found, &order, seen, scratch);
+            let head = (tile.kv_heads.start + kv_head) * group + row_of_head % group;
+            let distance = (chunk.rows.chunk * CHUNK) as f32 - (tile.position + row_of_head / group) as f32;
+            let scores = &mut scratch.scores[row];
+            // SAFETY: the caller has found the instructions of `S`.
+            unsafe {
+                bend::<S>(layer.options, head, distance, scores);
+                scratch.factors[row] = soften::<S>(scores, seen, &mut scratch.softmax[row]);
+            }
         }
+        // SAFETY: the chunk has rows of the tile's heads, and the scratch sums of each of the tile's rows.
+        unsafe { chunk.add_values::<S>(scratch) };
     }
 }
 
-/// Scores of all rows with a chunk's keys.
-///
-/// # Safety
-///
-/// As [`walk`]; `found` are rows of the tile's heads, of which the tokens see what `seen` says.
-#[inline(always)]
-unsafe fn score_keys<S: Simd, E: Number>(
-    layer: &Layer<'_, E>,
-    tile: &Tile<'_>,
-    found: &CacheRows<E>,
-    order: &Order<E>,
-    seen: &[Range<usize>],
-    scratch: &mut Scratch,
-) {
-    let dim = layer.head_dim;
-    for first in (0..found.num_keys).step_by(KEYS) {
-        for head in 0..tile.kv_heads.len() {
-            let mut row = 0;
-            while row < seen.len() {
-                let (rows, range) = rows_together(seen, row, S::SCORE_ROWS);
-                let range = within(&range, &(first..first + KEYS));
-                let at = head * seen.len() + row;
-                let scores = &mut scratch.scores[at..at + rows];
-                let is_first = row == 0;
-                let ask = |j| {
-                    if is_first {
-                        order.ask_after_keys::<S>(j, head * dim, dim);
+/// A chunk of the context, as the tile's rows meet it: those of each KV head that belong to it, a token's heads side by side.
+struct Chunk<'a, E> {
+    /// Keys and values, from those of the tile's first KV head on.
+    rows: CacheRows<E>,
+    order: Order<E>,
+    /// Which keys each row of a KV head sees; all heads have as many rows.
+    seen: &'a [Range<usize>],
+    /// KV heads of the tile.
+    num_heads: usize,
+    dim: usize,
+}
+
+impl<E: Number> Chunk<'_, E> {
+    /// Scores of all rows with the keys.
+    ///
+    /// # Safety
+    ///
+    /// `scratch` has a query and a place for scores of each row; the chunk's rows have the tile's heads, of a size that is a
+    /// multiple of the lanes; the machine has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn score_keys<S: Simd>(&self, scratch: &mut Scratch) {
+        let Self { rows: found, order, seen, num_heads, .. } = self;
+        let dim = self.dim;
+        for first in (0..found.num_keys).step_by(KEYS) {
+            for head in 0..*num_heads {
+                let mut row = 0;
+                while row < seen.len() {
+                    let (rows, range) = rows_together(seen, row, S::SCORE_ROWS);
+                    let range = within(&range, &(first..first + KEYS));
+                    let at = head * seen.len() + row;
+                    let scores = &mut scratch.scores[at..at + rows];
+                    let is_first = row == 0;
+                    let ask = |j| {
+                        if is_first {
+                            order.ask_after_keys::<S>(j, head * dim, dim);
+                        }
+                    };
+                    // SAFETY: the rows' queries and scores are in the scratch; the keys go up to a multiple of four.
+                    unsafe {
+                        let query = scratch.query.as_ptr().add(at * dim);
+                        match rows {
+                            4 => score::<S, E, 4>(query, dim, &found.keys, head * dim, &range, scores, ask),
+                            2 => score::<S, E, 2>(query, dim, &found.keys, head * dim, &range, scores, ask),
+                            _ => score::<S, E, 1>(query, dim, &found.keys, head * dim, &range, scores, ask),
+                        }
                     }
-                };
-                // SAFETY: the rows' queries and scores are in the scratch; the keys go up to a multiple of four.
-                unsafe {
-                    let query = scratch.query.as_ptr().add(at * dim);
-                    match rows {
-                        4 => score::<S, E, 4>(query, dim, &found.keys, head * dim, &range, scores, ask),
-                        2 => score::<S, E, 2>(query, dim, &found.keys, head * dim, &range, scores, ask),
-                        _ => score::<S, E, 1>(query, dim, &found.keys, head * dim, &range, scores, ask),
-                    }
+                    row += rows;
                 }
-                row += rows;
+            }
+        }
+    }
+
+    /// The values, weighed with what became of the scores, added to the sums of all rows.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::score_keys`].
+    #[inline(always)]
+    unsafe fn add_values<S: Simd>(&self, scratch: &mut Scratch) {
+        let Self { rows: found, order, seen, num_heads, .. } = self;
+        let dim = self.dim;
+        let Scratch { sums, scores, factors, even, odd, .. } = scratch;
+        for half in [&mut *even, &mut *odd] {
+            half.clear();
+            half.resize(sums.len(), 0.0);
+        }
+        for first in (0..found.num_keys).step_by(VALUES) {
+            let stretch = first..found.num_keys.min(first + VALUES);
+            for head in 0..*num_heads {
+                let mut row = 0;
+                while row < seen.len() {
+                    let rows = if S::VALUE_ROWS == 2 && row + 2 <= seen.len() { 2 } else { 1 };
+                    let at = head * seen.len() + row;
+                    let ranges: [Range<usize>; 2] =
+                        std::array::from_fn(|i| within(&seen[row + i.min(rows - 1)], &stretch));
+                    let is_first = row == 0;
+                    let ask = |j, offset, len| {
+                        if is_first {
+                            order.ask_after_values::<S>(j, offset, len);
+                        }
+                    };
+                    let (scores, offset) = (&scores[at..at + rows], head * dim);
+                    // SAFETY: the rows' sums are in the scratch, and the values in the ranges are rows of the tile's heads.
+                    unsafe {
+                        let sums = HalfSums {
+                            even: even.as_mut_ptr().add(at * dim),
+                            odd: odd.as_mut_ptr().add(at * dim),
+                        };
+                        if rows == 2 {
+                            add_stretch::<S, E, 2>(scores, &found.values, offset, &ranges, dim, &sums, ask);
+                        } else {
+                            add_stretch::<S, E, 1>(scores, &found.values, offset, &ranges, dim, &sums, ask);
+                        }
+                    }
+                    row += rows;
+                }
+            }
+        }
+        for (row, &factor) in factors.iter().enumerate() {
+            if seen[row % seen.len()].is_empty() {
+                continue;
+            }
+            for i in (row * dim..(row + 1) * dim).step_by(S::LANES) {
+                // SAFETY: each of the three has `dim` numbers of the row, a multiple of the lanes.
+                unsafe {
+                    let of_chunk = S::add(S::load(even.as_ptr().add(i)), S::load(odd.as_ptr().add(i)));
+                    let at = sums.as_mut_ptr().add(i);
+                    S::store(at, S::fma(S::load(at), S::splat(factor), of_chunk));
+                }
             }
         }
     }
@@ -175,71 +248,4 @@ fn rows_together(seen: &[Range<usize>], row: usize, most: usize) -> (usize, Rang
 fn within(keys: &Range<usize>, stretch: &Range<usize>) -> Range<usize> {
     let start = keys.start.clamp(stretch.start, stretch.end);
     start..keys.end.clamp(start, stretch.end)
-}
-
-/// Values of a chunk, weighed with what became of the scores, added to the sums of all rows.
-///
-/// # Safety
-///
-/// As [`score_keys`].
-#[inline(always)]
-unsafe fn add_values<S: Simd, E: Number>(
-    layer: &Layer<'_, E>,
-    tile: &Tile<'_>,
-    found: &CacheRows<E>,
-    order: &Order<E>,
-    seen: &[Range<usize>],
-    scratch: &mut Scratch,
-) {
-    let dim = layer.head_dim;
-    let Scratch { sums, scores, factors, even, odd, .. } = scratch;
-    for half in [&mut *even, &mut *odd] {
-        half.clear();
-        half.resize(sums.len(), 0.0);
-    }
-    for first in (0..found.num_keys).step_by(VALUES) {
-        let stretch = first..found.num_keys.min(first + VALUES);
-        for head in 0..tile.kv_heads.len() {
-            let mut row = 0;
-            while row < seen.len() {
-                let rows = if S::VALUE_ROWS == 2 && row + 2 <= seen.len() { 2 } else { 1 };
-                let at = head * seen.len() + row;
-                let ranges: [Range<usize>; 2] =
-                    std::array::from_fn(|i| within(&seen[row + i.min(rows - 1)], &stretch));
-                let is_first = row == 0;
-                let ask = |j, offset, len| {
-                    if is_first {
-                        order.ask_after_values::<S>(j, offset, len);
-                    }
-                };
-                let (scores, offset) = (&scores[at..at + rows], head * dim);
-                // SAFETY: the rows' sums are in the scratch, and the values in the ranges are rows of the tile's heads.
-                unsafe {
-                    let sums = HalfSums {
-                        even: even.as_mut_ptr().add(at * dim),
-                        odd: odd.as_mut_ptr().add(at * dim),
-                    };
-                    if rows == 2 {
-                        add_stretch::<S, E, 2>(scores, &found.values, offset, &ranges, dim, &sums, ask);
-                    } else {
-                        add_stretch::<S, E, 1>(scores, &found.values, offset, &ranges, dim, &sums, ask);
-                    }
-                }
-                row += rows;
-            }
-        }
-    }
-    for (row, &factor) in factors.iter().enumerate() {
-        if seen[row % seen.len()].is_empty() {
-            continue;
-        }
-        for i in (row * dim..(row + 1) * dim).step_by(S::LANES) {
-            // SAFETY: each of the three has `dim` numbers of the row, a multiple of the lanes.
-            unsafe {
-                let of_chunk = S::add(S::load(even.as_ptr().add(i)), S::load(odd.as_ptr().add(i)));
-                let at = sums.as_mut_ptr().add(i);
-                S::store(at, S::fma(S::load(at), S::splat(factor), of_chunk));
-            }
-        }
-    }
 }
