@@ -5,7 +5,7 @@
 use half::bf16;
 
 use crate::{
-    linear::product::PANEL_VECTORS,
+    linear::panel::PANEL_VECTORS,
     number::Number,
     simd::{Simd, exp},
 };

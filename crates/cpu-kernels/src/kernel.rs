@@ -10,7 +10,10 @@ use crate::{
     attention::tile::{self, Tiles},
     finish::{self, FinishFn},
     gates::row::{self as gate_row, GateFn},
-    linear::product::{self, PANEL_VECTORS, Products},
+    linear::{
+        panel::PANEL_VECTORS,
+        product::{self, Products},
+    },
     lora::rows::{self as lora_rows, ExpandFn, ShrinkFn},
     norm::row::{self as norm_row, NormFn},
     rotary::{self, TurnFn},

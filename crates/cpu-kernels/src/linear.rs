@@ -8,7 +8,9 @@
 mod block;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod pairs;
+pub(crate) mod panel;
 pub(crate) mod product;
+mod streams;
 #[cfg(target_arch = "x86_64")]
 mod tiled;
 
@@ -22,7 +24,7 @@ use crate::{
     finish::Activation,
     linear::{
         block::{Activations, Block, ROW_BLOCK, Scratch},
-        product::CHUNK,
+        panel::CHUNK,
     },
     lines::{Lines, Plain},
     lora::Addition,

@@ -32,6 +32,8 @@ pub(crate) trait Simd {
     const SCORE_ROWS: usize;
     /// Query rows whose outputs are summed at once.
     const VALUE_ROWS: usize;
+    /// The most rows of a product whose weights are read at two places at once: as the registers hold sums of both.
+    const STREAM_ROWS: usize;
 
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(from: *const f32) -> Self::V;

@@ -247,6 +247,27 @@ fn a_row_of_16_bits_alone_has_the_same_bits_as_in_company() {
     rows_keep_their_bits::<bf16>();
 }
 
+/// Few rows are summed at two places of a panel at once, with no chunk over, with one, and with part of one.
+#[test]
+fn a_row_alone_has_the_same_bits_as_in_company_however_its_inputs_are_shared() {
+    let threads = Threads::new(1).unwrap();
+    for inputs in [256, 384, 20 * 128, 35 * 128 + 7] {
+        let (outputs, most) = (33, 30);
+        let x = numbers(17, most * inputs);
+        for form in Form::all() {
+            for kind in kinds(48) {
+                let layer = layer(form, kind, (outputs, inputs), false, 19);
+                let together = bits(&product(&layer.packed, &x, &threads));
+                for num_rows in 1..=14 {
+                    let found = bits(&product(&layer.packed, &x[..num_rows * inputs], &threads));
+                    let expected = &together[..num_rows * outputs];
+                    assert!(found == expected, "{} {kind:?}: {num_rows} of {inputs}", form.name());
+                }
+            }
+        }
+    }
+}
+
 fn rows_keep_their_bits<X: Element>() {
     const MOST: usize = 601;
     let (outputs, inputs) = (70, 300);

@@ -7,7 +7,10 @@ use crate::linear::tiled;
 use crate::{
     element::Element,
     finish::{Activation, Finish},
-    linear::product::{CHUNK, Product, ProductFn, Products},
+    linear::{
+        panel::{CHUNK, Product},
+        product::{ProductFn, Products},
+    },
     lines::ask_for,
     lora::Addition,
     packed::{PackedLinear, WeightKind, quantized::ReadyScales},

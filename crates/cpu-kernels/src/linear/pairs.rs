@@ -17,7 +17,10 @@ use std::{arch::x86_64::*, sync::OnceLock};
 use half::bf16;
 
 use crate::{
-    linear::product::{CHUNK, PANEL_VECTORS, Product, ProductFn, WidenFn},
+    linear::{
+        panel::{CHUNK, PANEL_VECTORS, Product},
+        product::{ProductFn, WidenFn},
+    },
     simd::{Simd, amx, avx512::Avx512, instructions},
 };
 

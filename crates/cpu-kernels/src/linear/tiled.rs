@@ -15,7 +15,7 @@ use std::arch::x86_64::*;
 use crate::{
     attention::TokenRows,
     element::Element,
-    linear::product::{Bf16, F16, F32, Int8, PANEL_VECTORS, Weights},
+    linear::panel::{Bf16, F16, F32, Int8, PANEL_VECTORS, Weights},
     lines::Lines,
     packed::{LinearError, PackedLinear, WeightKind},
     simd::{

@@ -12,7 +12,7 @@
 use half::bf16;
 
 use crate::{
-    linear::product::PANEL_VECTORS,
+    linear::panel::PANEL_VECTORS,
     norm::row::{load, store},
     number::Number,
     simd::Simd,

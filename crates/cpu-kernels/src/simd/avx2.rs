@@ -23,6 +23,7 @@ impl Simd for Avx2 {
     const LANES: usize = 8;
     const SCORE_ROWS: usize = 2;
     const VALUE_ROWS: usize = 1;
+    const STREAM_ROWS: usize = 2;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {

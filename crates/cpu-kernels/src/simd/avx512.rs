@@ -23,6 +23,7 @@ impl Simd for Avx512 {
     const LANES: usize = 16;
     const SCORE_ROWS: usize = 4;
     const VALUE_ROWS: usize = 2;
+    const STREAM_ROWS: usize = 6;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {

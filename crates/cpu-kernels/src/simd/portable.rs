@@ -19,6 +19,7 @@ impl<const N: usize> Simd for Portable<N> {
     const LANES: usize = N;
     const SCORE_ROWS: usize = 1;
     const VALUE_ROWS: usize = 1;
+    const STREAM_ROWS: usize = 0;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> [f32; N] {
