@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{packed::PackedLinear, threads::Threads};
 
-/// Words that a thread takes at a time: 128 KiB, which a processor reads ahead of in one go.
+/// Words that a thread takes at a time, at two places at once: 128 KiB, which a processor reads ahead of in one go.
 const PART: usize = 1 << 14;
 /// Words that are taken together, so that no addition waits for the one before it.
 const STRIDE: usize = 32;
 /// Words of a cache line.
 const LINE: usize = 8;
-/// How far ahead a line is asked for, in words: 8 KiB, as products do.
-const AHEAD: usize = 1 << 10;
+/// How far ahead a line is asked for at each place, in words: 2 KiB.
+const AHEAD: usize = 1 << 8;
 
 /// Read all weights of a layer once, by all threads, and give a number that depends on each.
 #[must_use]
@@ -22,15 +22,22 @@ pub fn read_once(layer: &PackedLinear, threads: &Threads) -> u64 {
         let mut lanes = [0_u64; STRIDE];
         let words = &words[part * PART..words.len().min((part + 1) * PART)];
         let (strides, rest) = words.as_chunks::<STRIDE>();
-        for stride in strides {
-            for line in (0..STRIDE).step_by(LINE) {
-                ask_for(stride.as_ptr().wrapping_add(AHEAD + line));
+        // As products of few rows do, which would else be faster than this: one thread reads two streams at 1.00 to 1.09 times
+        // the speed of one on a Cascade Lake.
+        let (first, second) = strides.split_at(strides.len() / 2);
+        let (second, last) = second.split_at(first.len());
+        for (one, other) in first.iter().zip(second) {
+            for stride in [one, other] {
+                for line in (0..STRIDE).step_by(LINE) {
+                    ask_for(stride.as_ptr().wrapping_add(AHEAD + line));
+                }
             }
-            for (lane, word) in lanes.iter_mut().zip(stride) {
-                *lane ^= word;
+            for ((lane, one), other) in lanes.iter_mut().zip(one).zip(other) {
+                *lane ^= one ^ other;
             }
         }
-        let folded = lanes.iter().chain(rest).fold(0, |folded, word| folded ^ word);
+        let folded =
+            lanes.iter().chain(last.as_flattened()).chain(rest).fold(0, |folded, word| folded ^ word);
         // Relaxed: the threads are done when `for_each` returns.
         total.fetch_xor(folded, Ordering::Relaxed);
     });

@@ -2,7 +2,8 @@
 //!
 //! The inputs are cut into pieces: a chunk each, and with scales a group within a chunk. A piece's sum begins at 0 and takes
 //! one product after the other, by one fused multiply-add each, and then is scaled and added to the total of those before;
-//! short sums also lose less than one long one. How many rows are computed together changes no bit of that.
+//! short sums also lose less than one long one. How many rows are computed together changes no bit of that. What a call is
+//! given, and how weights lie, is in [`crate::linear::panel`].
 
 #![allow(clippy::inline_always, reason = "see `simd`")]
 #![allow(
@@ -38,7 +39,7 @@ unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
     unsafe {
         let (mut a, mut b, mut ahead) = (what.a, what.b, what.ahead);
         let (mut k, end) = (what.first_k, what.first_k + what.num_k);
-        // A panel that is read from first to last: other tiles would ask for other weights.
+        // One tile of few rows, as its step ahead says: these weights are read once, and reading them is what takes the time.
         if !W::SCALED && R <= S::STREAM_ROWS && k == 0 && what.ahead_step == step {
             let num_chunks = streams::sum_chunks::<S, W, R>(what);
             k = num_chunks * CHUNK;

@@ -14,12 +14,13 @@ use crate::{
     simd::Simd,
 };
 
+/// Places of a panel that are read at once.
 const STREAMS: usize = 2;
 /// The most chunks that a stream reads before both go on behind what they read: the sums of the second one wait until the
 /// first is done with its own.
 const STRETCH: usize = 8;
-/// Bytes between weights that are multiplied and those of the same stream that are asked for. With more, what both ask for
-/// would fill the first cache.
+/// Bytes between weights that are multiplied and those of the same stream that are asked for. With 8 KiB, half of a first cache
+/// of 32 for both, four and six rows took 1.01 to 1.02 times as long.
 const AHEAD: usize = 4096;
 
 /// How many chunks each stream reads next, of so many.
@@ -97,6 +98,7 @@ unsafe fn sum_two<S: Simd, W: Weights, const R: usize>(
     step: usize,
 ) -> [[[S::V; PANEL_VECTORS]; R]; STREAMS] {
     let ahead = (AHEAD / step).min(CHUNK);
+    debug_assert!(CHUNK.is_multiple_of(ahead), "the last inputs of a chunk ask for the next one");
     // SAFETY: the caller gives chunks of the panel and of the rows, and found the instructions of `S`; what is asked for may lie
     // anywhere.
     unsafe {
