@@ -17,7 +17,7 @@ use crate::{
     lora::rows::{self as lora_rows, ExpandFn, ShrinkFn},
     norm::row::{self as norm_row, NormFn},
     rotary::{self, TurnFn},
-    w8a8::form::{self, Form, Variant},
+    w8a8::form::{self, Form, Groups, Variant},
 };
 
 /// A compiled form of the kernels.
@@ -202,7 +202,7 @@ impl Kernel {
     /// for example. Weights of 4 bits are computed as few rows are.
     #[must_use]
     pub fn w8a8_names(&self) -> [&'static str; 2] {
-        let variant = Variant { block: 32, bits: 8, has_mins: false };
+        let variant = Variant { block: 32, bits: 8, groups: Groups::Scales };
         [1, usize::MAX].map(|num_rows| form::chosen(self.w8a8, num_rows, variant).name)
     }
 

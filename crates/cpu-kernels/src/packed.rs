@@ -9,6 +9,7 @@
 
 mod error;
 mod filling;
+mod layout;
 mod matrix;
 mod narrow;
 mod quads;
@@ -19,13 +20,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 
-pub(crate) use self::error::check_rows;
 pub use self::{
     error::LinearError,
     filling::{Filling, fill_together},
     matrix::{Matrix, WeightElement},
     quantized::{Quantized, QuantizedRow, ScaleForm, ZeroForm},
 };
+pub(crate) use self::{error::check_rows, layout::Layout};
 #[cfg(target_arch = "x86_64")]
 use crate::linear::pairs::{self, Pairs};
 use crate::{
@@ -117,6 +118,7 @@ pub struct PackedLinear {
     pub(crate) out_features: usize,
     pub(crate) in_features: usize,
     pub(crate) kind: WeightKind,
+    pub(crate) layout: Layout,
     pub(crate) weights: Lines,
     /// `[panel][group][output]`; empty where weights have no scales.
     pub(crate) scales: Lines,
@@ -170,12 +172,9 @@ impl PackedLinear {
         if let WeightKind::Quantized(form) = kind {
             form.check(in_features)?;
         }
-        let num_groups = kind.group_size().map_or(0, |group_size| in_features.div_ceil(group_size));
-        // With both at most 2²⁴, no product here leaves 64 bits.
-        let padded = out_features.next_multiple_of(kernel.panel());
-        let inputs = in_features.next_multiple_of(kind.block());
+        let layout = Layout::new(out_features, in_features, kind, kernel.panel());
         let (weight_bytes, scale_bytes) =
-            (padded * inputs * kind.weight_bits() / 8, padded * kind.scale_bytes(num_groups));
+            (layout.num_panels * layout.panel_bytes, layout.num_panels * layout.scale_bytes);
         let num_bytes = weight_bytes + scale_bytes;
         let memory = || LinearError::Memory { num_bytes, out_features, in_features };
         let weights = Lines::of_weights(weight_bytes).ok_or_else(memory)?;
@@ -186,6 +185,7 @@ impl PackedLinear {
             out_features,
             in_features,
             kind,
+            layout,
             weights,
             scales,
             bias: None,
@@ -297,13 +297,12 @@ impl PackedLinear {
 
     /// Bytes of a panel's weights.
     pub(crate) fn panel_bytes(&self) -> usize {
-        // Of 6 bits the weights of one input may not be whole bytes; those of a block are.
-        self.kernel.panel() * self.padded_inputs() * self.kind.weight_bits() / 8
+        self.layout.panel_bytes
     }
 
     /// Inputs that a panel has room for.
     pub(crate) fn padded_inputs(&self) -> usize {
-        self.in_features.next_multiple_of(self.kind.block())
+        self.layout.padded_inputs
     }
 
     pub(crate) fn group_size(&self) -> usize {
@@ -311,11 +310,11 @@ impl PackedLinear {
     }
 
     pub(crate) fn num_groups(&self) -> usize {
-        self.kind.group_size().map_or(0, |group_size| self.in_features.div_ceil(group_size))
+        self.layout.num_groups
     }
 
     pub(crate) fn num_panels(&self) -> usize {
-        self.out_features.div_ceil(self.kernel.panel())
+        self.layout.num_panels
     }
 
     /// First byte of a panel.
@@ -332,13 +331,12 @@ impl PackedLinear {
 
     /// Bytes of a panel's scales, with what groups have besides.
     pub(crate) fn panel_scale_bytes(&self) -> usize {
-        self.kernel.panel() * self.kind.scale_bytes(self.num_groups())
+        self.layout.scale_bytes
     }
 
-    /// The bytes that follow the scales of a panel's groups before one, or about that: for asking for them alone.
-    pub(crate) fn scales_after(&self, panel: usize, group: usize) -> *const u8 {
-        let bytes = self.panel_scale_bytes();
-        self.scales.as_ptr().wrapping_add(panel * bytes + bytes * group / self.num_groups().max(1))
+    /// First byte of a panel's scales.
+    pub(crate) fn scales_at(&self, panel: usize) -> *const u8 {
+        self.scales.as_ptr().wrapping_add(panel * self.layout.scale_bytes)
     }
 
     /// Which input of the layer the weights at a place belong to.

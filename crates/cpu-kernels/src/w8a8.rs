@@ -14,7 +14,7 @@ mod unit;
 
 pub(crate) use self::rows::RoundedRows;
 use self::{
-    form::{Variant, chosen},
+    form::{Form, Groups, Variant, chosen},
     product::Product,
     rows::round_rows,
 };
@@ -31,20 +31,10 @@ use crate::{
 
 /// Rows that are handed out together: a multiple of what any form computes at once.
 pub(crate) const TILE_ROWS: usize = 16;
-/// Rows that lie together for forms that compute a few at once: a multiple of 6, 4, 3 and 2.
+/// Rows that lie together for forms that compute at most so many at once: a multiple of 12, 6, 4, 3 and 2.
 const BUNDLE: usize = 12;
 /// How far ahead of their use weights are asked for where they are used but once.
 const AHEAD: usize = 8192;
-
-/// Blocks of a group, which shares a scale of the weight.
-fn blocks_per_group(layer: &PackedLinear) -> usize {
-    let block = layer.kind().block();
-    if layer.group_size() >= layer.in_features() {
-        layer.padded_inputs() / block
-    } else {
-        layer.group_size() / block
-    }
-}
 
 /// Round rows for a layer.
 pub(crate) fn round_for<X: Element>(
@@ -55,7 +45,7 @@ pub(crate) fn round_for<X: Element>(
     room: &mut Option<Lines>,
 ) -> Result<RoundedRows, LinearError> {
     let sums_of = match layer.kind() {
-        WeightKind::Quantized(form) if form.has_offsets() => Some(blocks_per_group(layer)),
+        WeightKind::Quantized(form) if form.has_offsets() => Some(layer.layout.blocks_per_group),
         _ => None,
     };
     let takes_all = chosen(layer.kernel().w8a8, usize::MAX, variant_of(layer)).takes_any_rows;
@@ -63,12 +53,27 @@ pub(crate) fn round_for<X: Element>(
     round_rows(x, num_rows, layer.in_features(), layer.kind().block(), bundle, sums_of, threads, room)
 }
 
+/// What the layer's weights are for products that have their scales made ready.
 fn variant_of(layer: &PackedLinear) -> Variant {
     let quantized = if let WeightKind::Quantized(form) = layer.kind() { Some(form) } else { None };
     Variant {
         block: layer.kind().block(),
         bits: quantized.map_or(8, |form| form.bits),
-        has_mins: quantized.is_some_and(Quantized::has_offsets),
+        groups: if quantized.is_some_and(Quantized::has_offsets) { Groups::Minima } else { Groups::Scales },
+    }
+}
+
+/// The product for so many rows, and what it takes: scales that lie in memory as one of its variants reads them are not made
+/// ready.
+fn product_for(layer: &PackedLinear, num_rows: usize) -> (&'static Form, Variant, bool) {
+    let variant = variant_of(layer);
+    let form = chosen(layer.kernel().w8a8, num_rows, variant);
+    let WeightKind::Quantized(quantized) = layer.kind() else { return (form, variant, false) };
+    let narrow = Variant { groups: Groups::NarrowScales, ..variant };
+    if quantized.has_narrow_scales() && form.takes(narrow) {
+        (form, narrow, false)
+    } else {
+        (form, variant, true)
     }
 }
 
@@ -78,11 +83,16 @@ fn tiles(
     bundle: usize,
     most: usize,
 ) -> impl Iterator<Item = std::ops::Range<usize>> + Clone {
-    (rows.start / bundle..rows.end.div_ceil(bundle)).flat_map(move |index| {
+    // Few rows are one tile, which takes no division to say.
+    let is_one = rows.end <= bundle && rows.len() <= most;
+    let one = is_one.then_some(rows.clone());
+    let bundles = if is_one { 0..0 } else { rows.start / bundle..rows.end.div_ceil(bundle) };
+    let several = bundles.flat_map(move |index| {
         let (start, end) = (rows.start.max(index * bundle), rows.end.min((index + 1) * bundle));
         let (len, count) = (end - start, (end - start).div_ceil(most));
         (0..count).map(move |tile| start + len * tile / count..start + len * (tile + 1) / count)
-    })
+    });
+    one.into_iter().chain(several)
 }
 
 /// Sums of some rows and one panel, to `[row][output]`; `fetch` is called before each tile of rows, with
@@ -102,16 +112,13 @@ pub(crate) unsafe fn sum(
     ready: &mut ReadyScales,
     fetch: impl Fn(usize, usize),
 ) {
-    let (outputs, block) = (layer.kernel().panel(), layer.kind().block());
-    let quantized = if let WeightKind::Quantized(form) = layer.kind() { Some(form) } else { None };
-    let variant = variant_of(layer);
-    let form = chosen(layer.kernel().w8a8, num_rows, variant);
-    let num_blocks = layer.padded_inputs() / block;
-    let blocks_per_group = blocks_per_group(layer);
+    let (outputs, block, layout) = (layer.kernel().panel(), layer.kind().block(), layer.layout);
+    let (form, variant, makes_ready) = product_for(layer, num_rows);
+    let num_blocks = layout.num_blocks;
     let weights = layer.panel_weights(panel);
     let tiles = tiles(first_row..first_row + num_rows, rows.bundle(), form.most_rows(variant));
     let num_tiles = tiles.clone().count();
-    let block_bytes = layer.panel_bytes() / num_blocks;
+    let block_bytes = outputs * block * usize::from(variant.bits) / 8;
     // One tile asks for its own weights a little ahead; several, and several passes, share out the next panel among them.
     let passes = form.passes(outputs);
     let (ahead, share) = if num_tiles * passes == 1 {
@@ -119,20 +126,22 @@ pub(crate) unsafe fn sum(
     } else {
         (weights.wrapping_add(layer.panel_bytes()), block_bytes.div_ceil(num_tiles * passes))
     };
-    // Scales of 32 bits are read where they lie; others are made ready for some groups at a time.
-    let together = if quantized.is_some() { GROUPS_TOGETHER } else { usize::MAX };
-    let num_groups = layer.num_groups();
-    let scale_bytes = layer.panel_scale_bytes();
+    // Scales are read where they lie, or made ready for some groups at a time.
+    let num_groups = layout.num_groups;
+    let together = if makes_ready { GROUPS_TOGETHER } else { num_groups };
     for first_group in (0..num_groups).step_by(together) {
-        let groups = first_group..num_groups.min(first_group.saturating_add(together));
+        let groups = first_group..num_groups.min(first_group + together);
         let blocks =
-            groups.start * blocks_per_group..num_blocks.min(groups.end.saturating_mul(blocks_per_group));
-        let weight_scales = if let Some(form) = quantized {
-            layer.ready_scales(form, panel, groups.clone(), ready);
-            ready.scales.as_ptr()
-        } else {
-            layer.panel_scales(panel)
+            groups.start * layout.blocks_per_group..num_blocks.min(groups.end * layout.blocks_per_group);
+        let weight_scales = match layer.kind() {
+            WeightKind::Quantized(form) if makes_ready => {
+                layer.ready_scales(form, panel, groups.clone(), ready);
+                ready.scales.as_ptr().cast()
+            }
+            _ => layer.scales_at(panel),
         };
+        // Those of the next groups, or of the next panel.
+        let scales_ahead = layer.scales_at(panel).wrapping_add(layout.group_scale_bytes * groups.end);
         for (tile, tile_rows) in tiles.clone().enumerate() {
             if first_group == 0 {
                 fetch(tile, num_tiles);
@@ -148,7 +157,7 @@ pub(crate) unsafe fn sum(
                 num_rows: tile_rows.len(),
                 row_stride: rows.bundle(),
                 num_blocks: blocks.len(),
-                blocks_per_group,
+                blocks_per_group: layout.blocks_per_group,
                 weights: weights.wrapping_add(blocks.start * block_bytes),
                 panel: outputs,
                 weight_scales,
@@ -158,8 +167,8 @@ pub(crate) unsafe fn sum(
                 ahead: ahead.wrapping_add(blocks.start * share),
                 ahead_step: share,
                 ahead_pass,
-                scales_ahead: layer.scales_after(panel, groups.end),
-                scales_ahead_step: if tile == 0 { scale_bytes.div_ceil(num_blocks) } else { 0 },
+                scales_ahead,
+                scales_ahead_step: if tile == 0 { layout.block_scale_bytes } else { 0 },
             };
             // SAFETY: a tile has at least one row and at most as many as there are products; the caller gives rows that were
             // rounded for the layer and sums with room for them; a form is chosen only where its instructions were found.

@@ -244,6 +244,7 @@ fn a_row_alone_has_the_same_bits_as_in_company() {
     };
     for form in [
         of(4, 32, ScaleForm::F16, ZeroForm::Middle),
+        of(8, 64, ScaleForm::F16, ZeroForm::Middle),
         of(4, 128, ScaleForm::F32, ZeroForm::Point),
         of(4, 32, ScaleForm::TwoLevel, ZeroForm::Minimum),
         of(8, 16, ScaleForm::F32, ZeroForm::Minimum),
@@ -264,7 +265,7 @@ fn a_row_alone_has_the_same_bits_as_in_company() {
                 .flat_map(|row| to_bits(product(&packed, row, 1, &threads[0])))
                 .collect();
             assert!(*first.get_or_insert_with(|| alone.clone()) == alone, "{}: {form:?}", kernel.name());
-            for num_rows in [2, 5, 7, 12, 16, 17, 20, 257] {
+            for num_rows in [2, 5, 7, 8, 11, 12, 13, 16, 17, 20, 24, 257] {
                 let found = to_bits(product(&packed, &x, num_rows, &threads[num_rows % 3]));
                 let both = 20.min(num_rows) * case.outputs;
                 assert!(found[..both] == alone[..both], "{}: {num_rows} rows, {form:?}", kernel.name());

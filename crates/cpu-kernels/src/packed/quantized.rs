@@ -106,6 +106,11 @@ impl Quantized {
         self.zeros != ZeroForm::Middle
     }
 
+    /// Whether groups have a scale of 16 bits and nothing else, which a product widens as it reads it.
+    pub(crate) fn has_narrow_scales(self) -> bool {
+        self.bits != 6 && self.scales == ScaleForm::F16 && self.zeros == ZeroForm::Middle
+    }
+
     fn scale_bytes(self) -> usize {
         if self.scales == ScaleForm::F32 { 4 } else { 2 }
     }

@@ -37,7 +37,7 @@ checks! {
     /// AVX2, and with it FMA and the widening of numbers of 16 bits.
     have_avx2: "avx2", ["avx2" "fma" "f16c"];
     /// The products of whole numbers of processors without AVX-512.
-    have_avx_vnni: "avx-vnni", ["avx2" "fma" "avxvnni"];
+    have_avx_vnni: "avx-vnni", ["avx2" "fma" "f16c" "avxvnni"];
     /// The foundation of AVX-512.
     have_avx512: "avx512", ["avx512f" "avx2" "fma"];
     /// Products of whole numbers with AVX-512.

@@ -38,6 +38,8 @@ pub(crate) trait Dot {
     /// multiplies the first vector of weights by all inputs of the block before it comes to the second, and keeps all
     /// inputs on the stack meanwhile.
     const ROLLS_HALVES: bool = false;
+    /// The most rows whose totals stay in registers beside a block's sums; those of more rows lie in memory.
+    const TOTAL_ROWS: usize = usize::MAX;
 
     /// What a block's sums begin with; `starts` is −128 times the sum of the block's activations, for forms that take 128 more
     /// than each weight.
@@ -286,7 +288,7 @@ const SIGNS: i8 = i8::MIN;
 #[cfg(target_arch = "x86_64")]
 macro_rules! vnni {
     (
-        $name:ident, $lanes:ty, $vector:ty, $float:ty, $feature:literal,
+        $name:ident, $lanes:ty, $vector:ty, $float:ty, $feature:literal, $total_rows:literal,
         $load:ident, $splat_8:ident, $splat_32:ident, $xor:ident, $and:ident, $or:ident, $dot:ident, $shift:ident,
         $convert:ident
     ) => {
@@ -300,6 +302,7 @@ macro_rules! vnni {
             type Sums = $vector;
             type Halves = $vector;
             type HalfSums = $vector;
+            const TOTAL_ROWS: usize = $total_rows;
 
             #[inline(always)]
             unsafe fn start(starts: *const i32) -> $vector {
@@ -384,6 +387,7 @@ vnni!(
     __m512i,
     __m512,
     "AVX-512",
+    6,
     _mm512_loadu_si512,
     _mm512_set1_epi8,
     _mm512_set1_epi32,
@@ -401,6 +405,7 @@ vnni!(
     __m256i,
     __m256,
     "AVX-VNNI, for processors without AVX-512",
+    4,
     _mm256_loadu_si256,
     _mm256_set1_epi8,
     _mm256_set1_epi32,

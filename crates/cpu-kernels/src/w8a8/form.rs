@@ -3,6 +3,8 @@
 
 use std::sync::OnceLock;
 
+use half::f16;
+
 #[cfg(target_arch = "x86_64")]
 use super::{
     dot::{Avx2Dot, Vnni256Dot, Vnni512Dot},
@@ -23,30 +25,43 @@ pub(crate) struct Variant {
     pub(crate) block: usize,
     /// Of a weight: 4, 6 or 8.
     pub(crate) bits: u8,
-    /// With a minimum for each group.
-    pub(crate) has_mins: bool,
+    /// What groups have.
+    pub(crate) groups: Groups,
+}
+
+/// What the groups of a weight have as the product reads them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Groups {
+    /// A scale of 32 bits.
+    Scales,
+    /// A scale of 32 bits and a minimum; not of 6 bits.
+    Minima,
+    /// A scale of 16 bits; not of 6 bits.
+    NarrowScales,
 }
 
 impl Variant {
     fn index(self) -> usize {
         let first = match (self.bits, self.block) {
-            (4, _) => 4,
-            (6, _) => return 6,
+            (6, _) => return 9,
+            (4, _) => 6,
             (_, 16) => 0,
-            _ => 2,
+            _ => 3,
         };
-        usize::from(self.has_mins) + first
+        self.groups as usize + first
     }
 
     fn all() -> impl Iterator<Item = Self> {
         let blocks = [(16, 8), (32, 8), (32, 4)];
-        let both = |(block, bits)| [false, true].map(|has_mins| Self { block, bits, has_mins });
-        blocks.into_iter().flat_map(both).chain([Self { block: 16, bits: 6, has_mins: false }])
+        let each = |(block, bits)| {
+            [Groups::Scales, Groups::Minima, Groups::NarrowScales].map(|groups| Self { block, bits, groups })
+        };
+        blocks.into_iter().flat_map(each).chain([Self { block: 16, bits: 6, groups: Groups::Scales }])
     }
 }
 
 /// Of each [`Variant`]: entry `r − 1` takes `r` rows; none where the form has no such product.
-type Products = [&'static [ProductFn]; 7];
+type Products = [&'static [ProductFn]; 10];
 
 /// A form of the product for one instruction set.
 #[derive(Debug)]
@@ -76,7 +91,12 @@ impl Form {
 
     /// How often the product goes through a panel.
     pub(crate) fn passes(&self, panel: usize) -> usize {
-        panel / self.outputs
+        if panel == self.outputs { 1 } else { panel / self.outputs }
+    }
+
+    /// Whether it has a product for some weights.
+    pub(crate) fn takes(&self, variant: Variant) -> bool {
+        !self.products(variant).is_empty()
     }
 
     /// For some weights.
@@ -114,10 +134,7 @@ pub(crate) static FOR_SCALAR: &[&Form] = &[&SCALAR];
 pub(crate) fn chosen(forms: &'static [&'static Form], num_rows: usize, variant: Variant) -> &'static Form {
     let last = forms[forms.len() - 1];
     let fits = |form: &&Form| {
-        num_rows >= form.least_rows
-            && !form.products(variant).is_empty()
-            && (form.is_detected)()
-            && form.is_right()
+        num_rows >= form.least_rows && form.takes(variant) && (form.is_detected)() && form.is_right()
     };
     forms.iter().copied().find(fits).unwrap_or(last)
 }
@@ -147,7 +164,7 @@ fn trial_rows(
     first: usize,
     count: usize,
     num_rows: usize,
-    Variant { block, .. }: Variant,
+    Variant { block, groups: kind, .. }: Variant,
 ) -> Vec<u32> {
     const EXTREMES: [i8; 6] = [-128, 127, -127, -1, 0, 1];
     let mut state = 1_u32;
@@ -161,7 +178,13 @@ fn trial_rows(
     let sum = |block: &[i8]| block.iter().map(|&number| i32::from(number)).sum::<i32>();
     let starts: Vec<i32> = numbers.chunks(block).map(|block| -128 * sum(block)).collect();
     let groups = TRIAL_BLOCKS.div_ceil(TRIAL_BLOCKS_PER_GROUP);
-    let weight_scales: Vec<f32> = (0..groups * TRIAL_PANEL).map(|_| f32::from(byte()) / 91.0).collect();
+    let weight_scales: Vec<u8> = (0..groups * TRIAL_PANEL)
+        .flat_map(|_| {
+            let scale = f32::from(byte()) / 91.0;
+            let narrow = f16::from_f32(scale).to_le_bytes().to_vec();
+            if kind == Groups::NarrowScales { narrow } else { scale.to_le_bytes().to_vec() }
+        })
+        .collect();
     let weight_mins: Vec<f32> = (0..groups * TRIAL_PANEL).map(|_| f32::from(byte()) / 17.0).collect();
     let group_sums: Vec<f32> = (0..groups * num_rows).map(|_| f32::from(byte()) / 3.0).collect();
     let mut sums = vec![0.0_f32; count * TRIAL_PANEL];
@@ -204,20 +227,29 @@ macro_rules! forms {
             ///
             /// See [`product`].
             $(#[target_feature(enable = $features)])?
-            unsafe fn rows<const ROWS: usize, const BLOCK: usize, const BITS: u8, const MINS: bool>(
+            unsafe fn rows<
+                const ROWS: usize,
+                const BLOCK: usize,
+                const BITS: u8,
+                const MINS: bool,
+                const NARROW: bool,
+            >(
                 what: &Product,
             ) {
                 // SAFETY: the caller gives arrays as `Product` says; a form is used only where its instructions were found.
-                unsafe { product::<$dot, ROWS, BLOCK, BITS, MINS>(what) }
+                unsafe { product::<$dot, ROWS, BLOCK, BITS, MINS, NARROW>(what) }
             }
             pub(super) static PRODUCTS: Products = [
-                &[$(rows::<$rows, 16, 8, false>),*],
-                &[$(rows::<$rows, 16, 8, true>),*],
-                &[$(rows::<$rows, 32, 8, false>),*],
-                &[$(rows::<$rows, 32, 8, true>),*],
-                &[$(rows::<$rows, 32, 4, false>),*],
-                &[$(rows::<$rows, 32, 4, true>),*],
-                &[$(rows::<$rows, 16, 6, false>),*],
+                &[$(rows::<$rows, 16, 8, false, false>),*],
+                &[$(rows::<$rows, 16, 8, true, false>),*],
+                &[$(rows::<$rows, 16, 8, false, true>),*],
+                &[$(rows::<$rows, 32, 8, false, false>),*],
+                &[$(rows::<$rows, 32, 8, true, false>),*],
+                &[$(rows::<$rows, 32, 8, false, true>),*],
+                &[$(rows::<$rows, 32, 4, false, false>),*],
+                &[$(rows::<$rows, 32, 4, true, false>),*],
+                &[$(rows::<$rows, 32, 4, false, true>),*],
+                &[$(rows::<$rows, 16, 6, false, false>),*],
             ];
         }
         static $static: Form = Form {
@@ -241,10 +273,13 @@ static UNIT: Form = Form {
     products: [
         &[unit::product::<16, 8, false>],
         &[unit::product::<16, 8, true>],
+        &[],
         &[unit::product::<32, 8, false>],
         &[unit::product::<32, 8, true>],
+        &[],
         &[unit::product::<32, 4, false>],
         &[unit::product::<32, 4, true>],
+        &[],
         &[unit::product::<16, 6, false>],
     ],
     outputs: unit::PANEL,
@@ -256,7 +291,7 @@ forms!(
     vnni_512,
     "avx512-vnni",
     Vnni512Dot,
-    [1 2 3 4 5 6],
+    [1 2 3 4 5 6 7 8 9 10 11 12],
     instructions::have_avx512_vnni,
     "avx512f,avx512bw,avx512vnni,avx2,fma"
 );
@@ -268,10 +303,10 @@ forms!(
     Vnni256Dot,
     [1 2 3 4],
     instructions::have_avx_vnni,
-    "avxvnni,avx2,fma"
+    "avxvnni,avx2,fma,f16c"
 );
 #[cfg(target_arch = "x86_64")]
-forms!(AVX2, avx2, "avx2", Avx2Dot, [1 2 3 4], instructions::have_avx2, "avx2,fma");
+forms!(AVX2, avx2, "avx2", Avx2Dot, [1 2 3 4], instructions::have_avx2, "avx2,fma,f16c");
 forms!(PORTABLE, portable, "portable", PortableDot<8>, [1 2], || true);
 forms!(SCALAR, scalar, "scalar", PortableDot<1>, [1], || true);
 
@@ -283,7 +318,7 @@ mod tests {
     unsafe fn off_by_one<const ROWS: usize, const MINS: bool>(what: &Product) {
         // SAFETY: the caller gives arrays as `Product` says, and the sums have `ROWS` rows.
         unsafe {
-            product::<PortableDot<8>, ROWS, 32, 4, MINS>(what);
+            product::<PortableDot<8>, ROWS, 32, 4, MINS, false>(what);
             if ROWS == 2 {
                 *what.sums.add(what.panel + 3) += 1.0;
             }
@@ -295,7 +330,18 @@ mod tests {
         is_detected: || true,
         least_rows: 1,
         takes_any_rows: false,
-        products: [&[], &[], &[], &[], &[off_by_one::<1, false>, off_by_one::<2, false>], &[], &[]],
+        products: [
+            &[],
+            &[],
+            &[],
+            &[],
+            &[],
+            &[],
+            &[off_by_one::<1, false>, off_by_one::<2, false>],
+            &[],
+            &[],
+            &[],
+        ],
         outputs: 16,
         is_right: OnceLock::new(),
     };
@@ -304,7 +350,7 @@ mod tests {
         is_detected: || false,
         least_rows: 1,
         takes_any_rows: false,
-        products: [&[]; 7],
+        products: [&[]; 10],
         outputs: 16,
         is_right: OnceLock::new(),
     };
@@ -312,7 +358,7 @@ mod tests {
     #[test]
     fn a_form_that_computes_something_else_is_not_used() {
         static FORMS: &[&Form] = &[&ABSENT, &WRONG, &PORTABLE];
-        let variant = Variant { block: 32, bits: 4, has_mins: false };
+        let variant = Variant { block: 32, bits: 4, groups: Groups::Scales };
         assert_eq!(chosen(FORMS, 1, variant).name, "portable");
         assert_eq!(refused(FORMS), ["wrong"]);
         assert!(ABSENT.is_right.get().is_none(), "instructions that the machine lacks were tried");
@@ -327,7 +373,7 @@ mod tests {
         for forms in [FOR_AVX512, FOR_AVX2] {
             assert!(refused(forms).is_empty());
             let best = forms.iter().find(|form| (form.is_detected)()).map(|form| form.name);
-            let variant = Variant { block: 32, bits: 8, has_mins: false };
+            let variant = Variant { block: 32, bits: 8, groups: Groups::Scales };
             assert_eq!(Some(chosen(forms, usize::MAX, variant).name), best);
         }
     }

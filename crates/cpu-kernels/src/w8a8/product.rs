@@ -39,8 +39,8 @@ pub(crate) struct Product {
     pub(crate) weights: *const u8,
     /// Its outputs.
     pub(crate) panel: usize,
-    /// Its scales, `[group][output]`.
-    pub(crate) weight_scales: *const f32,
+    /// Its scales, `[group][output]`, numbers of 32 bits or, for forms that take such, of 16.
+    pub(crate) weight_scales: *const u8,
     /// Its minima, likewise, less than nothing where they are taken away; only where weights have a minimum.
     pub(crate) weight_mins: *const f32,
     /// `[row][output]`: what is added to, or written.
@@ -61,7 +61,7 @@ pub(crate) struct Product {
 pub(crate) type ProductFn = unsafe fn(&Product);
 
 /// The sums of `ROWS` rows, [`VECTORS`] vectors of outputs at a time, in blocks of `BLOCK` inputs, of weights of 8, 6 or 4
-/// `BITS`, with a minimum for each group or without (`MINS`).
+/// `BITS`, with a minimum for each group or without (`MINS`), and with scales of 16 bits (`NARROW`) or 32.
 ///
 /// # Safety
 ///
@@ -74,6 +74,7 @@ pub(crate) unsafe fn product<
     const BLOCK: usize,
     const BITS: u8,
     const MINS: bool,
+    const NARROW: bool,
 >(
     what: &Product,
 ) {
@@ -81,9 +82,9 @@ pub(crate) unsafe fn product<
         // SAFETY: the caller gives arrays as `Product` says, with `ROWS` rows, and a panel that is a multiple of the vectors.
         unsafe {
             if what.blocks_per_group == 1 {
-                outputs::<D, ROWS, BLOCK, BITS, MINS, true>(what, first);
+                outputs::<D, ROWS, BLOCK, BITS, MINS, NARROW, true>(what, first);
             } else {
-                outputs::<D, ROWS, BLOCK, BITS, MINS, false>(what, first);
+                outputs::<D, ROWS, BLOCK, BITS, MINS, NARROW, false>(what, first);
             }
         }
     }
@@ -102,6 +103,7 @@ unsafe fn outputs<
     const BLOCK: usize,
     const BITS: u8,
     const MINS: bool,
+    const NARROW: bool,
     const SINGLE: bool,
 >(
     what: &Product,
@@ -112,28 +114,29 @@ unsafe fn outputs<
     unsafe {
         let zero = D::Lanes::splat(0.0);
         let places = what.sums.add(first);
-        // Where each block is a group its totals stay in registers, which then need not hold sums of groups.
+        let scale_bytes = if NARROW { 2 } else { 4 };
+        // Where each block is a group no registers hold sums of groups, and there may be enough of them for the totals.
+        let keeps_totals = SINGLE && ROWS <= D::TOTAL_ROWS;
         let mut totals = [[zero; VECTORS]; ROWS];
-        if SINGLE && !what.is_first {
-            for r in 0..ROWS {
-                for n in 0..VECTORS {
-                    totals[r][n] = D::Lanes::load(places.add(r * what.panel + n * lanes));
+        for r in 0..ROWS {
+            for n in 0..VECTORS {
+                let place = places.add(r * what.panel + n * lanes);
+                if what.is_first && !keeps_totals {
+                    D::Lanes::store(place, zero);
+                } else if !what.is_first && keeps_totals {
+                    totals[r][n] = D::Lanes::load(place);
                 }
             }
         }
         let mut groups = [[zero; VECTORS]; ROWS];
         let (mut numbers, mut scales, mut starts) = (what.numbers, what.scales, what.starts);
-        let (mut weight_scales, mut offset) = (what.weight_scales.add(first), first);
+        let (mut weight_scales, mut offset) = (what.weight_scales.add(first * scale_bytes), first);
         let mut weights = what.weights.add(first * QUAD);
         let mut ahead = what.ahead.wrapping_add(first / (VECTORS * lanes) * what.ahead_pass);
         let (mut left_of_group, mut group_sums) = (what.blocks_per_group, what.group_sums);
         let mut scales_ahead = what.scales_ahead;
-        let mut has_totals = !what.is_first;
         for left in (0..what.num_blocks).rev() {
-            for line in (0..what.ahead_step).step_by(LINE) {
-                D::Lanes::prefetch(ahead.wrapping_add(line));
-                D::Lanes::prefetch_near(weights.wrapping_add(NEAR + line));
-            }
+            let mut asks = Asks { far: ahead, near: weights.wrapping_add(NEAR), left: what.ahead_step };
             ahead = ahead.wrapping_add(what.ahead_step);
             if first == 0 {
                 for line in (0..what.scales_ahead_step).step_by(LINE) {
@@ -142,11 +145,11 @@ unsafe fn outputs<
                 scales_ahead = scales_ahead.wrapping_add(what.scales_ahead_step);
             }
             let sums = if BITS == 4 {
-                half_bytes::<D, ROWS, BLOCK, MINS>(&mut weights, what.panel, numbers, starts)
+                half_bytes::<D, ROWS, BLOCK, MINS>(&mut weights, what.panel, numbers, starts, &mut asks)
             } else if BITS == 6 {
-                six_bits::<D, ROWS, BLOCK>(&mut weights, what.panel, numbers, starts)
+                six_bits::<D, ROWS, BLOCK>(&mut weights, what.panel, numbers, starts, &mut asks)
             } else {
-                whole_bytes::<D, ROWS, BLOCK>(&mut weights, what.panel, numbers, starts)
+                whole_bytes::<D, ROWS, BLOCK>(&mut weights, what.panel, numbers, starts, &mut asks)
             };
             for r in 0..ROWS {
                 let scale = D::Lanes::splat(*scales.add(r));
@@ -162,22 +165,18 @@ unsafe fn outputs<
             left_of_group -= 1;
             if SINGLE || left_of_group == 0 || left == 0 {
                 for n in 0..VECTORS {
-                    let scale = D::Lanes::load(weight_scales.add(n * lanes));
+                    let from = weight_scales.add(n * lanes * scale_bytes);
+                    let scale =
+                        if NARROW { D::Lanes::load_f16(from.cast()) } else { D::Lanes::load(from.cast()) };
                     for r in 0..ROWS {
                         let place = places.add(r * what.panel + n * lanes);
-                        let before = if SINGLE {
-                            totals[r][n]
-                        } else if has_totals {
-                            D::Lanes::load(place)
-                        } else {
-                            zero
-                        };
+                        let before = if keeps_totals { totals[r][n] } else { D::Lanes::load(place) };
                         let mut total = D::fma(groups[r][n], scale, before);
                         if MINS {
                             let min = D::Lanes::load(what.weight_mins.wrapping_add(offset + n * lanes));
                             total = D::fma(min, D::Lanes::splat(*group_sums.add(r)), total);
                         }
-                        if SINGLE {
+                        if keeps_totals {
                             totals[r][n] = total;
                         } else {
                             D::Lanes::store(place, total);
@@ -185,8 +184,7 @@ unsafe fn outputs<
                     }
                 }
                 groups = [[zero; VECTORS]; ROWS];
-                has_totals = true;
-                weight_scales = weight_scales.wrapping_add(what.panel);
+                weight_scales = weight_scales.wrapping_add(what.panel * scale_bytes);
                 offset += what.panel;
                 if MINS {
                     group_sums = group_sums.wrapping_add(what.row_stride);
@@ -194,12 +192,41 @@ unsafe fn outputs<
                 left_of_group = what.blocks_per_group;
             }
         }
-        if SINGLE {
+        if keeps_totals {
             for r in 0..ROWS {
                 for n in 0..VECTORS {
                     D::Lanes::store(places.add(r * what.panel + n * lanes), totals[r][n]);
                 }
             }
+        }
+    }
+}
+
+/// What is asked for while a block is computed, a little with each quad: as many requests at once as a block has lines would
+/// wait for each other, and what is computed with them.
+struct Asks {
+    /// For the second cache.
+    far: *const u8,
+    /// For the first.
+    near: *const u8,
+    /// Bytes that are still to be asked for.
+    left: usize,
+}
+
+impl Asks {
+    /// Ask for so many bytes of each.
+    #[inline(always)]
+    fn ask<D: Dot>(&mut self, num_bytes: usize) {
+        let mut at = 0;
+        while at < num_bytes {
+            if self.left > 0 {
+                D::Lanes::prefetch(self.far);
+                D::Lanes::prefetch_near(self.near);
+                self.far = self.far.wrapping_add(LINE);
+                self.near = self.near.wrapping_add(LINE);
+                self.left = self.left.saturating_sub(LINE);
+            }
+            at += LINE;
         }
     }
 }
@@ -215,6 +242,7 @@ unsafe fn whole_bytes<D: Dot, const ROWS: usize, const BLOCK: usize>(
     panel: usize,
     numbers: *const i8,
     starts: *const i32,
+    asks: &mut Asks,
 ) -> [[D::Sums; VECTORS]; ROWS] {
     let bytes = D::Lanes::LANES * QUAD;
     // SAFETY: the caller gives a block of weights and of `ROWS` rows.
@@ -228,6 +256,7 @@ unsafe fn whole_bytes<D: Dot, const ROWS: usize, const BLOCK: usize>(
             for n in 1..VECTORS {
                 loaded[n] = D::weights(weights.add(n * bytes).cast());
             }
+            asks.ask::<D>(VECTORS * bytes);
             for r in 0..ROWS {
                 let inputs = D::inputs(numbers.add(r * BLOCK + quad * QUAD));
                 for n in 0..VECTORS {
@@ -251,6 +280,7 @@ unsafe fn half_bytes<D: Dot, const ROWS: usize, const BLOCK: usize, const MINS: 
     panel: usize,
     numbers: *const i8,
     starts: *const i32,
+    asks: &mut Asks,
 ) -> [[D::Sums; VECTORS]; ROWS] {
     static NOTHING: i32 = 0;
     let bytes = D::Lanes::LANES * QUAD;
@@ -276,6 +306,7 @@ unsafe fn half_bytes<D: Dot, const ROWS: usize, const BLOCK: usize, const MINS: 
                 lower[n] = D::lower(from.add(n * bytes));
                 upper[n] = D::upper(from.add(n * bytes));
             }
+            asks.ask::<D>(VECTORS * bytes);
             for (half, weights) in [lower, upper].iter().enumerate() {
                 for r in 0..ROWS {
                     let inputs = D::inputs(numbers.add(r * BLOCK + (2 * quads + half) * QUAD));
@@ -307,6 +338,7 @@ unsafe fn six_bits<D: Dot, const ROWS: usize, const BLOCK: usize>(
     panel: usize,
     numbers: *const i8,
     starts: *const i32,
+    asks: &mut Asks,
 ) -> [[D::Sums; VECTORS]; ROWS] {
     let bytes = D::Lanes::LANES * QUAD;
     let line = panel * QUAD;
@@ -318,6 +350,7 @@ unsafe fn six_bits<D: Dot, const ROWS: usize, const BLOCK: usize>(
         }
         for quads in 0..BLOCK / (QUAD * QUAD) {
             for n in 0..VECTORS {
+                asks.ask::<D>(3 * bytes);
                 let from = weights.add(n * bytes);
                 let loaded = D::sixes([from, from.add(line), from.add(2 * line)]);
                 for (quad, loaded) in loaded.iter().enumerate() {

@@ -41,6 +41,10 @@ struct Shape {
 impl Shape {
     /// Where a row's part of the first of `count` things lies that each bundle has for all its rows.
     fn place(self, row: usize, count: usize) -> usize {
+        // Without a division, for all of few rows.
+        if row < self.bundle {
+            return row;
+        }
         row / self.bundle * self.bundle * count + row % self.bundle
     }
 }

@@ -178,7 +178,7 @@ unsafe fn scale_row<const MINS: bool>(what: &Product, made: &Made, r: usize, roo
             if part.ends[block] {
                 for half in 0..2 {
                     let place = group * PANEL + half * OUTPUTS;
-                    let scale = _mm512_loadu_ps(what.weight_scales.add(place));
+                    let scale = _mm512_loadu_ps(what.weight_scales.add(4 * place).cast());
                     total[half] = _mm512_fmadd_ps(sums[half], scale, total[half]);
                     if MINS {
                         let min = _mm512_loadu_ps(what.weight_mins.add(place));
