@@ -13,7 +13,8 @@ mod layout;
 mod matrix;
 mod narrow;
 mod quads;
-pub(crate) mod quantized;
+mod quantized;
+pub(crate) mod ready;
 mod whole;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

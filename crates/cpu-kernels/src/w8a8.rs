@@ -24,7 +24,7 @@ use crate::{
     lines::Lines,
     packed::{
         LinearError, PackedLinear, Quantized, WeightKind,
-        quantized::{GROUPS_TOGETHER, ReadyScales},
+        ready::{GROUPS_TOGETHER, ReadyScales},
     },
     threads::Threads,
 };

@@ -13,7 +13,7 @@ use crate::{
     },
     lines::ask_for,
     lora::Addition,
-    packed::{PackedLinear, WeightKind, quantized::ReadyScales},
+    packed::{PackedLinear, WeightKind, ready::ReadyScales},
     w8a8::{self, RoundedRows},
 };
 
