@@ -92,7 +92,7 @@ fn widen_all<const LANES: usize, const NEGATED: bool>(form: ScaleForm, from: &[u
     }
 }
 
-/// [`make_all_ready`], compiled for the panels of AVX-512 and of AVX2 as well: loops whose length is known take half of the time.
+/// [`make_all_ready`], compiled for the panels of AVX-512 and of AVX2 as well: loops whose length is known take less time.
 #[inline(always)]
 fn make_ready<const LANES: usize>(
     form: Quantized,
@@ -278,7 +278,7 @@ impl PackedLinear {
         to: &mut ReadyScales,
     ) {
         let outputs = self.kernel.panel();
-        let bytes = form.bytes_of_scales(self.num_groups()) * outputs;
+        let bytes = self.panel_scale_bytes();
         ready_scales(form, outputs, &self.scales.as_slice::<u8>()[panel * bytes..][..bytes], groups, to);
     }
 
@@ -316,7 +316,7 @@ impl PackedLinear {
         let outputs = self.kernel.panel();
         let (panel, output) = (row / outputs, row % outputs);
         let weights = &self.weights.as_slice::<u8>()[panel * self.panel_bytes()..][..self.panel_bytes()];
-        let bytes = form.bytes_of_scales(self.num_groups()) * outputs;
+        let bytes = self.panel_scale_bytes();
         let scales = &self.scales.as_slice::<u8>()[panel * bytes..][..bytes];
         let group = k / form.group_size;
         let two = |at: usize| widen_f16(u16::from_le_bytes([scales[at], scales[at + 1]]));

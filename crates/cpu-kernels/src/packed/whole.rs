@@ -134,7 +134,7 @@ impl PackedLinear {
         let given = self.give_rows(first_row, num_rows)?;
         let room = self.row_of(form);
         let (outputs, panel_bytes) = (self.kernel.panel(), self.panel_bytes());
-        let scale_bytes = form.bytes_of_scales(self.num_groups()) * outputs;
+        let scale_bytes = self.panel_scale_bytes();
         let per_row = self.padded_inputs() * usize::from(form.bits) / 32;
         let in_features = self.in_features;
         let memory = move || LinearError::Memory {

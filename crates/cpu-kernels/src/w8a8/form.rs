@@ -91,6 +91,7 @@ impl Form {
 
     /// How often the product goes through a panel.
     pub(crate) fn passes(&self, panel: usize) -> usize {
+        // Without a division where it is once.
         if panel == self.outputs { 1 } else { panel / self.outputs }
     }
 
