@@ -78,9 +78,12 @@ def check(reference, model):
     assert clear > 0.9 * sum(len(r.output) for r in requests), "margins too small to say anything"
 
 
+WHOLE_KINDS = ("int8", "w8a8", "int6", "w6a8", "int4", "w4a8")
+
+
 def whole_layers(model):
     kernels = [module.kernel for module in model.modules() if isinstance(module, Linear)]
-    return [k for k in kernels if isinstance(k, CoreLinear) and k.packed.kind in ("int8", "int6", "int4")]
+    return [k for k in kernels if isinstance(k, CoreLinear) and k.packed.kind in WHOLE_KINDS]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -171,19 +174,22 @@ def test_embeddings_are_looked_up_in_their_blocks_or_in_the_head(kind, variant, 
 
 @pytest.mark.parametrize("kinds", [{"": "Q8_0"}, Q4_K_M, {"": "Q5_K"}], ids=["Q8_0", "Q4_K_M", "Q5_K"])
 @pytest.mark.parametrize("variant", ["llama", "llama-tied"])
-def test_what_is_kept_takes_what_is_predicted(kinds, variant, tmp_path):
+@pytest.mark.parametrize("rounds", [True, False], ids=["rounded activations", "float activations"])
+def test_what_is_kept_takes_what_is_predicted(kinds, variant, rounds, tmp_path):
     path = tmp_path / "m.gguf"
     reference = write(
         path, variant, lambda name: next((k for part, k in kinds.items() if part in name), "Q4_K"), **LARGE
     )
-    model = load(path)
+    model = load(path, options=LinearOptions("core", matrix_unit=False, round_activations=rounds))
     kernels = {id(k): k.nbytes for k in [*whole_layers(model), *([model.head_kernel] if model.lm_head is None else [])]}
     if isinstance(model.embed_tokens.kernel, BlockEmbedding):
         kernels[0] = model.embed_tokens.kernel.nbytes
     norms = sum(4 * parameter.numel() for parameter in reference.parameters() if parameter.dim() == 1)
-    predicted = sum(layer.num_bytes for layer in kept_layers(read_forms(path), 4))
+    assert {k.packed.kind[0] for k in whole_layers(model)} == {"w" if rounds else "i"}
+    kept = kept_layers(read_forms(path), 4, round_activations=rounds)
+    predicted = sum(layer.num_bytes for layer in kept)
     assert predicted == pytest.approx(sum(kernels.values()) + norms, rel=0.05)
-    read = [layer for layer in kept_layers(read_forms(path), 4) if layer.is_read]
+    read = [layer for layer in kept if layer.is_read]
     assert sum(layer.num_parameters for layer in read) == sum(
         parameter.numel() for name, parameter in reference.named_parameters()
         if "embed_tokens" not in name or variant == "llama-tied"

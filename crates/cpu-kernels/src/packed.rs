@@ -519,9 +519,7 @@ impl PackedLinear {
         let panel = self.kernel.panel();
         let start = row / panel * panel;
         if let WeightKind::Quantized(form) = self.kind {
-            for k in 0..self.in_features {
-                out[self.input_of(k)] = self.quantized_weight(form, row, k);
-            }
+            self.unpack_quantized(form, row, |k, weight| out[self.input_of(k)] = weight);
             return Ok(());
         }
         for k in 0..self.in_features {

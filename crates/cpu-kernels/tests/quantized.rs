@@ -358,6 +358,43 @@ fn rounding_leaves_at_most_half_a_step() {
     }
 }
 
+/// Groups of ordinary numbers, of such as need the smallest scales there are, and of zeros.
+#[test]
+fn eight_bits_have_the_least_scale_of_16_bits_that_holds_the_largest_number() {
+    let threads = Threads::new(2).unwrap();
+    let (group_size, sizes) = (32, [1.0, 300.0, 1e-3, 3e-5, 2e-6, 1e-9, 0.0, 8e6]);
+    let inputs = group_size * sizes.len();
+    let mut bits = Bits(7);
+    for scales in [ScaleForm::F16, ScaleForm::Bf16, ScaleForm::F32] {
+        let weight: Vec<f32> = (0..40 * inputs)
+            .map(|at| sizes[at % inputs / group_size] * ((bits.next() & 0xffff) as f32 / 32768.0 - 1.0))
+            .collect();
+        let form =
+            Quantized { bits: 8, group_size, scales, zeros: ZeroForm::Middle, rounds_activations: true };
+        let mut packed = PackedLinear::new(40, inputs, WeightKind::Quantized(form)).unwrap();
+        packed.pack_rows(0, Matrix::new(&weight, 40, inputs).unwrap(), &threads).unwrap();
+        let mut found = vec![0.0; inputs];
+        for (j, row) in weight.chunks(inputs).enumerate() {
+            packed.unpack_row(j, &mut found).unwrap();
+            for (found, given) in found.chunks(group_size).zip(row.chunks(group_size)) {
+                let wanted = given.iter().fold(0.0_f32, |largest, x| largest.max(x.abs())) / 127.0;
+                let least = match scales {
+                    ScaleForm::F16 => (0..=u16::MAX / 2)
+                        .map(|bits| f16::from_bits(bits).to_f32())
+                        .find(|scale| *scale >= wanted)
+                        .unwrap(),
+                    ScaleForm::Bf16 => f32::from_bits(wanted.to_bits().next_multiple_of(1 << 16)),
+                    ScaleForm::F32 | ScaleForm::TwoLevel => wanted,
+                };
+                for (found, given) in found.iter().zip(given) {
+                    let expected = if least == 0.0 { 0.0 } else { (given / least).round_ties_even() * least };
+                    assert_eq!(*found, expected, "{given} in steps of {least}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     let threads = Threads::new(1).unwrap();
@@ -408,6 +445,11 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(row(&mut layer, &weight).unwrap_err(), not_held(2));
     weight[63] = f32::NAN;
     assert_eq!(row(&mut layer, &weight).unwrap_err(), LinearError::NotFinite { row: 2 });
+    let eight = Quantized { bits: 8, ..form };
+    let mut bytes = new(eight, 64).unwrap();
+    assert_eq!(row(&mut bytes, &weight).unwrap_err(), LinearError::NotFinite { row: 2 });
+    weight[63] = 8.4e6;
+    assert_eq!(row(&mut bytes, &weight).unwrap_err(), LinearError::NotHeld { row: 2, form: eight });
     let x = [0.0; 64];
     let to = OutRows { data: &mut [0.0; 4], stride: 4 };
     let found = linear(&layer, TokenRows { data: &x, stride: 64 }, 1, &Epilogue::default(), &threads, to);

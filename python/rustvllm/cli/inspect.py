@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rustvllm import envs
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.cli.token_time import best_token_seconds
 from rustvllm.config import ModelConfig, hub
@@ -61,7 +62,8 @@ def describe(model: str, revision: str | None = None) -> dict[str, Any]:
         bytes_of[form.kind] += form.num_bytes
     num_bytes = sum(bytes_of.values())
     template = read_chat_template(found.path)
-    kept = {dtype: kept_layers(forms, size) for dtype, size in _ITEM_BYTES.items()}
+    rounds = envs.activations() != "float"
+    kept = {dtype: kept_layers(forms, size, round_activations=rounds) for dtype, size in _ITEM_BYTES.items()}
     weights = {dtype: sum(layer.num_bytes for layer in layers) for dtype, layers in kept.items()}
     lengths = sorted({*(length for length in _LENGTHS if length < config.max_model_len), config.max_model_len})
     memory = memory_limit()

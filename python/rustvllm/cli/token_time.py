@@ -109,7 +109,9 @@ def _packed(
         packed = _core.PackedLinear(threads, outputs, inputs, "f32" if is_wide else "bf16")
         packed.pack_rows(0, np.zeros((outputs, inputs), np.float32 if is_wide else np.uint16))
         return packed
-    rounds = envs.activations() != "float" and form.rounds_with(inputs)
+    rounds = envs.activations() != "float"
+    form = form.as_multiplied(inputs, round_activations=rounds)
+    rounds = rounds and form.rounds_with(inputs)
     kind: Any = f"w{form.bits}a8" if rounds else f"int{form.bits}"
     packed = _core.PackedLinear(threads, outputs, inputs, kind, form.group_size, scales=form.scales, zeros=form.zeros)
     if form.scales == "two-level":

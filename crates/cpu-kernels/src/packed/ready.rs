@@ -311,60 +311,71 @@ impl PackedLinear {
         widened(form, outputs, &panel_weights[first..], inputs, ready, to);
     }
 
-    /// One weight as products see it.
-    pub(super) fn quantized_weight(&self, form: Quantized, row: usize, k: usize) -> f32 {
+    /// A row as products see it: `put` is called for each of its places.
+    pub(super) fn unpack_quantized(&self, form: Quantized, row: usize, mut put: impl FnMut(usize, f32)) {
         let outputs = self.kernel.panel();
         let (panel, output) = (row / outputs, row % outputs);
         let weights = &self.weights.as_slice::<u8>()[panel * self.panel_bytes()..][..self.panel_bytes()];
         let bytes = self.panel_scale_bytes();
         let scales = &self.scales.as_slice::<u8>()[panel * bytes..][..bytes];
-        let group = k / form.group_size;
-        let two = |at: usize| widen_f16(u16::from_le_bytes([scales[at], scales[at + 1]]));
-        let (scale, min) = if form.scales == ScaleForm::TwoLevel {
-            let level_groups = form.level_groups();
-            let level = group / level_groups * form.bytes_of_scales(level_groups) * outputs;
-            if form.zeros == ZeroForm::Middle {
-                let factor = scales[level + (2 + group % level_groups) * outputs + output];
-                let number = six_of(&weights[k / 16 * 3 * QUAD * outputs..], outputs, output, k);
-                return (f32::from(number) - 32.0)
-                    * (two(level + 2 * output) * f32::from(factor.cast_signed()));
+        for group in 0..self.num_groups() {
+            let (scale, min) = scale_and_minimum(form, scales, outputs, output, group);
+            let first = group * form.group_size;
+            for k in first..self.in_features.min(first.saturating_add(form.group_size)) {
+                put(k, number_of(form, weights, outputs, output, k) * scale - min);
             }
-            let factors = level + 4 * outputs + group % level_groups * 2 * outputs;
-            (
-                two(level + 2 * output) * f32::from(scales[factors + output].cast_signed()),
-                two(level + 2 * (outputs + output)) * f32::from(scales[factors + outputs + output]),
-            )
-        } else {
-            let (start, size) = (group * form.bytes_of_scales(1) * outputs, form.scale_bytes());
-            let number = |at: usize| match form.scales {
-                ScaleForm::F32 => {
-                    f32::from_le_bytes([scales[at], scales[at + 1], scales[at + 2], scales[at + 3]])
-                }
-                ScaleForm::Bf16 => {
-                    f32::from_bits(u32::from(u16::from_le_bytes([scales[at], scales[at + 1]])) << 16)
-                }
-                _ => two(at),
-            };
-            let (scale, offsets) = (number(start + size * output), start + size * outputs);
-            match form.zeros {
-                ZeroForm::Middle => (scale, 0.0),
-                ZeroForm::Point => (scale, scale * f32::from(scales[offsets + output])),
-                ZeroForm::Minimum => (scale, number(offsets + size * output)),
-            }
-        };
-        if form.bits == 6 {
-            let number = six_of(&weights[k / 16 * 3 * QUAD * outputs..], outputs, output, k);
-            return (f32::from(number) - 32.0) * scale;
         }
-        let byte = weights[byte_of(form, k, output, outputs)];
-        let number = match (form.bits, form.zeros) {
-            (4, zeros) => {
-                let half = byte >> (k / QUAD % 2 * 4) & 15;
-                f32::from(half) - if zeros == ZeroForm::Middle { 8.0 } else { 0.0 }
-            }
-            _ => f32::from(byte as i8),
-        };
-        number * scale - min
+    }
+}
+
+/// The scale of an output's group and what is taken away from its weights, of a panel's scales.
+fn scale_and_minimum(
+    form: Quantized,
+    scales: &[u8],
+    outputs: usize,
+    output: usize,
+    group: usize,
+) -> (f32, f32) {
+    let two = |at: usize| widen_f16(u16::from_le_bytes([scales[at], scales[at + 1]]));
+    if form.scales == ScaleForm::TwoLevel {
+        let level_groups = form.level_groups();
+        let level = group / level_groups * form.bytes_of_scales(level_groups) * outputs;
+        if form.zeros == ZeroForm::Middle {
+            let factor = scales[level + (2 + group % level_groups) * outputs + output];
+            return (two(level + 2 * output) * f32::from(factor.cast_signed()), 0.0);
+        }
+        let factors = level + 4 * outputs + group % level_groups * 2 * outputs;
+        return (
+            two(level + 2 * output) * f32::from(scales[factors + output].cast_signed()),
+            two(level + 2 * (outputs + output)) * f32::from(scales[factors + outputs + output]),
+        );
+    }
+    let (start, size) = (group * form.bytes_of_scales(1) * outputs, form.scale_bytes());
+    let number = |at: usize| match form.scales {
+        ScaleForm::F32 => f32::from_le_bytes([scales[at], scales[at + 1], scales[at + 2], scales[at + 3]]),
+        ScaleForm::Bf16 => f32::from_bits(u32::from(u16::from_le_bytes([scales[at], scales[at + 1]])) << 16),
+        ScaleForm::F16 | ScaleForm::TwoLevel => two(at),
+    };
+    let (scale, offsets) = (number(start + size * output), start + size * outputs);
+    match form.zeros {
+        ZeroForm::Middle => (scale, 0.0),
+        ZeroForm::Point => (scale, scale * f32::from(scales[offsets + output])),
+        ZeroForm::Minimum => (scale, number(offsets + size * output)),
+    }
+}
+
+/// The whole number of an output and an input, of a panel's weights.
+fn number_of(form: Quantized, weights: &[u8], outputs: usize, output: usize, k: usize) -> f32 {
+    if form.bits == 6 {
+        return f32::from(six_of(&weights[k / 16 * 3 * QUAD * outputs..], outputs, output, k)) - 32.0;
+    }
+    let byte = weights[byte_of(form, k, output, outputs)];
+    match (form.bits, form.zeros) {
+        (4, zeros) => {
+            let half = byte >> (k / QUAD % 2 * 4) & 15;
+            f32::from(half) - if zeros == ZeroForm::Middle { 8.0 } else { 0.0 }
+        }
+        _ => f32::from(byte.cast_signed()),
     }
 }
 

@@ -177,7 +177,7 @@ impl PackedLinear {
         }))
     }
 
-    /// Round rows to a form without levels: see [`round_group`].
+    /// Round rows to a form without levels, zero points or minima: see [`round_group`] and [`round_bytes`].
     pub(super) fn round_quantized(
         &mut self,
         form: Quantized,
@@ -186,7 +186,7 @@ impl PackedLinear {
         threads: &Threads,
         get: impl Fn(usize, usize) -> f32 + Sync,
     ) -> Result<(), LinearError> {
-        if form.scales == ScaleForm::TwoLevel || form.bits != 4 || form.zeros != ZeroForm::Middle {
+        if form.scales == ScaleForm::TwoLevel || form.bits == 6 || form.zeros != ZeroForm::Middle {
             return Err(LinearError::Form { form, in_features: self.in_features });
         }
         let (in_features, group_size) = (self.in_features, form.group_size);
@@ -200,7 +200,8 @@ impl PackedLinear {
                 if group.iter().any(|x| !x.is_finite()) {
                     *unrounded.lock().unwrap_or_else(PoisonError::into_inner) = Some(first_row + index);
                 }
-                *scale = round_group(form.scales, &group, &mut row.numbers[inputs]);
+                let round = if form.bits == 4 { round_group } else { round_bytes };
+                *scale = round(form.scales, &group, &mut row.numbers[inputs]);
             }
         })?;
         match unrounded.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -237,6 +238,30 @@ impl PackedLinear {
         self.input_order = Some(order.into_boxed_slice());
         Ok(())
     }
+}
+
+/// Round a group to whole numbers from −127 to 127; gives their scale, as it is kept: the least with which the number of the largest
+/// size needs no more.
+fn round_bytes(form: ScaleForm, group: &[f32], numbers: &mut [i8]) -> f32 {
+    let wanted = group.iter().fold(0.0_f32, |largest, x| largest.max(x.abs())) / 127.0;
+    // Numbers of 16 bits above 0 have the order of their bits, and the next after the largest is infinite, which is refused.
+    let scale = match form {
+        ScaleForm::F16 | ScaleForm::TwoLevel => {
+            let near = f16::from_f32(wanted);
+            if near.to_f32() < wanted { f16::from_bits(near.to_bits() + 1) } else { near }.to_f32()
+        }
+        ScaleForm::Bf16 => {
+            let near = bf16::from_f32(wanted);
+            if near.to_f32() < wanted { bf16::from_bits(near.to_bits() + 1) } else { near }.to_f32()
+        }
+        ScaleForm::F32 => wanted,
+    };
+    for (number, x) in numbers.iter_mut().zip(group) {
+        // A group of zeros stays one; so does one whose scale is too small for a number.
+        let rounded = if scale > 0.0 { (x / scale).round_ties_even() } else { 0.0 };
+        *number = rounded.clamp(-127.0, 127.0) as i8;
+    }
+    scale
 }
 
 /// Round a group to whole numbers from −8 to 7; gives their scale, as it is kept.

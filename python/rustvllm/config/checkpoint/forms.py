@@ -102,7 +102,7 @@ class KeptLayer:
         return self.form.num_bytes(1, self.num_parameters)  # rows are whole groups
 
 
-def kept_layers(forms: Sequence[StoredForm], item_bytes: int) -> list[KeptLayer]:
+def kept_layers(forms: Sequence[StoredForm], item_bytes: int, *, round_activations: bool = True) -> list[KeptLayer]:
     """What the weights become on the CPU.
 
     Whole numbers with scales stay as they are, if all that one layer is fused of is such, and so do layers and
@@ -111,6 +111,7 @@ def kept_layers(forms: Sequence[StoredForm], item_bytes: int) -> list[KeptLayer]
     Args:
         forms: Of the checkpoint.
         item_bytes: Of a number in the model's type.
+        round_activations: Whether activations are rounded to 8 bits where that can be.
     """
     is_tied = not any(form.name in _HEADS for form in forms)
     layers: dict[str, list[StoredForm]] = {}
@@ -123,6 +124,8 @@ def kept_layers(forms: Sequence[StoredForm], item_bytes: int) -> list[KeptLayer]
         is_narrow = item_bytes > _NARROW_BYTES and {part.kind for part in parts} in ({"BF16"}, {"F16"})
         is_looked_up = parts[0].name.endswith(_POSITIONS) or (parts[0].is_embedding and not is_tied)
         count = sum(part.num_parameters for part in parts)
+        if common is not None:  # rows are whole groups, so nothing of this depends on how long they are
+            common = common.as_multiplied(count, round_activations=round_activations)
         stays = is_looked_up and parts[0].kind in WHOLE_TYPES
         stored = sum(part.num_bytes for part in parts) if stays else None
         kept.append(KeptLayer(count, common, _NARROW_BYTES if is_narrow else item_bytes, not is_looked_up, stored))

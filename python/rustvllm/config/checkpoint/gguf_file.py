@@ -12,15 +12,15 @@ SUFFIX: Final = ".gguf"
 FLOAT_TYPES: Final = ("F32", "F16", "BF16")
 """Types whose numbers are what torch has."""
 WHOLE_TYPES: Final[Mapping[str, NumberForm]] = {
-    "Q8_0": NumberForm(32),
+    "Q8_0": NumberForm(32, 8, "f16"),
     "Q4_0": NumberForm(32, 4, "f16"),
     "Q4_1": NumberForm(32, 4, "f16", "minimum"),
-    "Q5_0": NumberForm(32),
+    "Q5_0": NumberForm(32, 8, "f16"),
     "Q5_1": NumberForm(32, 8, "f16", "minimum"),
     "Q4_K": NumberForm(32, 4, "two-level", "minimum"),
     "Q5_K": NumberForm(32, 8, "two-level", "minimum"),
     "Q6_K": NumberForm(16, 6, "two-level"),
-    "IQ4_NL": NumberForm(32),
+    "IQ4_NL": NumberForm(32, 8, "f16"),
     "MXFP4": NumberForm(32),
 }
 """Types whose numbers are whole ones with scales → how the CPU keeps them: as they are."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 ScaleKind = Literal["f32", "f16", "bf16", "two-level"]
@@ -51,12 +51,25 @@ class NumberForm:
         is_small = self.group_size == _SMALL_BLOCK and self.bits in (6, 8)
         return is_small or self.group_size % _BLOCK == 0 or self.group_size >= num_inputs
 
+    def as_multiplied(self, num_inputs: int, *, round_activations: bool) -> NumberForm:
+        """How the CPU keeps it: numbers of 8 bits that meet activations as they are have scales of 32 bits,
+        since only products with rounded ones read those of 16.
+
+        Args:
+            num_inputs: Of the layer.
+            round_activations: Whether activations are rounded to 8 bits where that can be.
+        """
+        is_plain = self.bits == _WHOLE_BYTE and self.zeros == "middle" and self.scales != "two-level"
+        if not is_plain or (round_activations and self.rounds_with(num_inputs)):
+            return self
+        return replace(self, scales="f32")
+
 
 def common_form(parts: Sequence[NumberForm]) -> NumberForm | None:
     """The form in which all parts of a layer can be kept; None: their groups do not fit each other.
 
-    Parts that differ in more than their groups are kept in 8 bits with scales of 32; with minima if one part counts
-    from other than the middle. Where all have scales in two levels these stay so.
+    Parts that differ in more than their groups are kept in 8 bits; with minima if one part counts from other than the
+    middle. Scales stay as they are where all parts have the same, in 16 bits or two levels; else they have 32 bits.
     """
     smallest = min(form.group_size for form in parts)
     if any(form.group_size % smallest for form in parts):
@@ -70,4 +83,7 @@ def common_form(parts: Sequence[NumberForm]) -> NumberForm | None:
     zeros, bits = {form.zeros for form in parts}, {form.bits for form in parts}
     if len(bits) == len(zeros) == 1 and "two-level" not in scales and smallest % _BLOCK == 0:
         return NumberForm(smallest, first.bits, first.scales if len(scales) == 1 else "f32", first.zeros)
-    return NumberForm(smallest, _WHOLE_BYTE, "f32", "middle" if zeros == {"middle"} else "minimum")
+    if zeros != {"middle"}:
+        return NumberForm(smallest, _WHOLE_BYTE, "f32", "minimum")
+    is_narrow = len(scales) == 1 and "two-level" not in scales and smallest % _BLOCK == 0
+    return NumberForm(smallest, _WHOLE_BYTE, first.scales if is_narrow else "f32")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rustvllm import _core
+from rustvllm.config.checkpoint.whole_forms import ScaleKind
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.activation import ACTIVATIONS, Activation
 from rustvllm.layers.host_array import host_array
@@ -130,6 +131,7 @@ class CoreLinear:
         bias: ``[out_features]`` or None, copied.
         kind: Of the copy; None: as the weight is, which is float32 or bfloat16.
         group_size: Inputs that share a scale of an output, for weights that have scales; None: all.
+        scales: How scales are kept; None: those of 4 bits in 16 bits, others in 32.
 
     Attributes:
         packed: The copy.
@@ -145,10 +147,12 @@ class CoreLinear:
         bias: Tensor | None,
         kind: WeightKind | None = None,
         group_size: int | None = None,
+        *,
+        scales: ScaleKind | None = None,
     ) -> None:
         out_features, in_features = weight.shape
         kind = kind or _CORE_KINDS[weight.dtype]
-        self.packed = _core.PackedLinear(threads, out_features, in_features, kind, group_size)
+        self.packed = _core.PackedLinear(threads, out_features, in_features, kind, group_size, scales=scales)
         if weight.dtype not in CORE_DTYPES:
             weight = weight.to(torch.float32)
         try:

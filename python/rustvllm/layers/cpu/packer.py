@@ -83,8 +83,10 @@ class LinearOptions:
         """How every layer is rounded; None: as the model's numbers are."""
         if self.kind not in ("int8", "int4"):
             return None
-        group_size = self.group_size or MOST_INPUTS
-        return NumberForm(group_size) if self.kind == "int8" else NumberForm(group_size, 4, "f16")
+        if self.group_size is None:  # so few scales that their bits do not matter
+            return NumberForm(MOST_INPUTS, 8, "f32") if self.kind == "int8" else NumberForm(MOST_INPUTS, 4, "f16")
+        form = NumberForm(self.group_size, 8 if self.kind == "int8" else 4, "f16")
+        return form.as_multiplied(MOST_INPUTS, round_activations=self.round_activations)
 
     @property
     def packed_kind(self) -> WeightKind | None:
@@ -544,7 +546,10 @@ class LinearPacker:
 
     def _contender(self, name: str, weight: Tensor, bias: Tensor | None) -> LinearKernel:
         if name == "core":
-            return CoreLinear(self._threads, weight, bias, self._options.packed_kind, self._options.group_size)
+            form = self._options.form
+            scales = None if form is None else form.scales
+            kind, group_size = self._options.packed_kind, self._options.group_size
+            return CoreLinear(self._threads, weight, bias, kind, group_size, scales=scales)
         if name == "onednn":
             return OneDnnLinear(weight, bias)
         return TorchLinear(weight, bias)

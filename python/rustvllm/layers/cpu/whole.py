@@ -9,6 +9,7 @@ their groups.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor, nn
@@ -61,8 +62,10 @@ class WholeLayers:
         self._shapes: dict[int, tuple[int, int]] = {}
         for weight in [*weights, *([] if embedding is None else [embedding])]:
             if (common := found.get(storage_of(weight))) is not None:
-                self._forms[storage_of(weight)] = common
-                self._shapes[storage_of(weight)] = (weight.shape[0], weight.shape[1])
+                shape = (weight.shape[0], weight.shape[1])
+                numbers = common.numbers.as_multiplied(shape[1], round_activations=round_activations)
+                self._forms[storage_of(weight)] = replace(common, numbers=numbers)
+                self._shapes[storage_of(weight)] = shape
         self._packed: dict[int, _core.PackedLinear] = {}
         looked_up = [module.weight for module in modules if isinstance(module, Embedding)]
         self._only_looked_up = {storage_of(table) for table in looked_up if table is not embedding}
