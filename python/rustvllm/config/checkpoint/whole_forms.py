@@ -52,8 +52,8 @@ class NumberForm:
         return is_small or self.group_size % _BLOCK == 0 or self.group_size >= num_inputs
 
     def as_multiplied(self, num_inputs: int, *, round_activations: bool) -> NumberForm:
-        """How the CPU keeps it: numbers of 8 bits that meet activations as they are have scales of 32 bits,
-        since only products with rounded ones read those of 16.
+        """How the CPU keeps it: numbers of 8 bits that meet activations as they are have scales of 32 bits, which the
+        products and the matrix unit read in place.
 
         Args:
             num_inputs: Of the layer.
@@ -69,7 +69,8 @@ def common_form(parts: Sequence[NumberForm]) -> NumberForm | None:
     """The form in which all parts of a layer can be kept; None: their groups do not fit each other.
 
     Parts that differ in more than their groups are kept in 8 bits; with minima if one part counts from other than the
-    middle. Scales stay as they are where all parts have the same, in 16 bits or two levels; else they have 32 bits.
+    middle. Scales stay in two levels where all parts have them so, and in 16 bits where all have these and no minima;
+    else they have 32 bits.
     """
     smallest = min(form.group_size for form in parts)
     if any(form.group_size % smallest for form in parts):
