@@ -52,6 +52,9 @@ fi # otherwise tests/architecture/test_dependencies.py holds the same deny.toml
 
 echo "--- Rust lints"
 end_of_clippy || failed+=("Rust lints: ${clippy[*]}")
+# After clippy, which holds cargo's lock. The pages are read with private items, so links to those are good ones.
+check "Rust docs" env RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" \
+    cargo doc ${CI:+--locked} --quiet --workspace --no-deps --document-private-items
 
 if [ ${#failed[@]} -gt 0 ]; then
     echo

@@ -15,6 +15,7 @@ mod narrow;
 mod quads;
 mod quantized;
 pub(crate) mod ready;
+mod rounding;
 mod whole;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -401,13 +402,9 @@ impl PackedLinear {
             WeightKind::Bf16 => self.pack_each(first_row, &rows, threads, T::narrow),
             WeightKind::F16 => self.pack_each(first_row, &rows, threads, T::half),
             WeightKind::Int8 { group_size } | WeightKind::W8A8 { group_size } => {
-                self.quantize(first_row, &rows, group_size, threads)?;
+                return self.round_whole(group_size, first_row, &rows, threads);
             }
-            WeightKind::Quantized(form) => {
-                let count = rows.num_rows;
-                return self
-                    .round_quantized(form, first_row, count, threads, |index, k| rows.get(index, k).widen());
-            }
+            WeightKind::Quantized(form) => return self.round_quantized(form, first_row, &rows, threads),
         }
         self.is_packed[given.rows].fill(true);
         self.num_packed += rows.num_rows;
@@ -456,51 +453,6 @@ impl PackedLinear {
                 }
             }
         });
-    }
-
-    /// Weights of 8 bits: each group's largest magnitude becomes 127.
-    fn quantize<T: WeightElement>(
-        &mut self,
-        first_row: usize,
-        rows: &Matrix<'_, T>,
-        group_size: usize,
-        threads: &Threads,
-    ) -> Result<(), LinearError> {
-        let (panel, in_features, num_groups) = (self.kernel.panel(), self.in_features, self.num_groups());
-        let (order, padded_inputs) = (self.order(), self.padded_inputs());
-        let weights = Shared(self.weights.as_mut_slice::<i8>());
-        let scales = Shared(self.scales.as_mut_slice::<f32>());
-        let refused = std::sync::Mutex::new(None);
-        let is_shared = rows.num_rows * in_features >= MIN_SHARED_WEIGHTS;
-        threads.for_each(rows.num_rows, is_shared, |index| {
-            let row = first_row + index;
-            let (start, output) = (row / panel * panel, row % panel);
-            for group in 0..num_groups {
-                let inputs = group * group_size..in_features.min((group + 1) * group_size);
-                let largest = inputs.clone().map(|k| rows.get(index, k).widen().abs());
-                // `max` would pass over NaN.
-                let largest = largest.fold(0.0_f32, |a, b| if b > a || b.is_nan() { b } else { a });
-                if !largest.is_finite() {
-                    *refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(row);
-                    return;
-                }
-                let scale = largest / 127.0;
-                // SAFETY: a row's places are written by one thread.
-                unsafe { scales.set((start * num_groups) + group * panel + output, scale) };
-                for k in inputs {
-                    // A group of zeros stays one; so does one whose scale is too small for a number.
-                    let x = if scale > 0.0 { rows.get(index, k).widen() / scale } else { 0.0 };
-                    let rounded = x.round_ties_even().clamp(-127.0, 127.0) as i8;
-                    let at = start * padded_inputs + order.place(k, output);
-                    // SAFETY: a row's places are written by one thread, here of its weights.
-                    unsafe { weights.set(at, rounded) };
-                }
-            }
-        });
-        match refused.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
-            None => Ok(()),
-            Some(row) => Err(LinearError::NotFinite { row }),
-        }
     }
 
     /// A row of the weight as products see it: rounded to what is kept.
@@ -578,15 +530,5 @@ impl<T> Shared<'_, T> {
         // SAFETY: the range was checked to lie within the slice; the caller lets no other thread touch these elements
         // meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr().cast_mut().add(start), len) }
-    }
-
-    /// # Safety
-    ///
-    /// No other thread touches this element meanwhile.
-    unsafe fn set(&self, index: usize, value: T) {
-        assert!(index < self.0.len());
-        // SAFETY: the index was checked to lie within the slice; the caller lets no other thread touch this element
-        // meanwhile.
-        unsafe { self.0.as_ptr().cast_mut().add(index).write(value) }
     }
 }

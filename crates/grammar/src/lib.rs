@@ -1,6 +1,6 @@
 //! Structured output: what a request asks its output to be becomes a mask over the vocabulary, token by token.
 //!
-//! * [`check`]: whether a grammar can be enforced; a front end asks before it hands a request in.
+//! * [`check()`]: whether a grammar can be enforced; a front end asks before it hands a request in.
 //! * [`Grammars`]: the engine's side. Threads of its own compile grammars and compute masks; the thread that steps the
 //!   engine says which tokens came and copies the masks out.
 //!

@@ -157,8 +157,10 @@ pub enum LinearError {
         "the inputs of this layer have an order of their own, in which only whole numbers with scales are packed"
     )]
     Ordered,
-    /// A weight that cannot be rounded to 8 bits.
-    #[error("row {row} of the weight has an element that is not finite, which int8 cannot hold")]
+    /// A weight that cannot be rounded, or a scale that is none.
+    #[error(
+        "row {row} of the weight has an element that is not finite, which whole numbers with scales cannot hold"
+    )]
     NotFinite {
         /// Which.
         row: usize,
