@@ -116,7 +116,7 @@ pub(crate) unsafe fn sum(
     let (form, variant, makes_ready) = product_for(layer, num_rows);
     let num_blocks = layout.num_blocks;
     let weights = layer.panel_weights(panel);
-    let tiles = tiles(first_row..first_row + num_rows, rows.bundle(), form.most_rows(variant));
+    let tiles = tiles(first_row..first_row + num_rows, rows.bundle(), form.tile_rows(variant, num_rows));
     let num_tiles = tiles.clone().count();
     let block_bytes = outputs * block * usize::from(variant.bits) / 8;
     // One tile asks for its own weights a little ahead; several, and several passes, share out the next panel among them.

@@ -34,10 +34,6 @@ pub(crate) trait Dot {
     type Halves: Copy;
     /// Sums of a block of those.
     type HalfSums: Copy;
-    /// Whether the loop over a block's quads of 4 bits stays a loop for several rows. With 16 registers: unrolled, the compiler
-    /// multiplies the first vector of weights by all inputs of the block before it comes to the second, and keeps all
-    /// inputs on the stack meanwhile.
-    const ROLLS_HALVES: bool = false;
     /// The most rows whose totals stay in registers beside a block's sums; those of more rows lie in memory.
     const TOTAL_ROWS: usize = usize::MAX;
 
@@ -188,7 +184,6 @@ impl Dot for Avx2Dot {
     /// In 16 bits, two in a lane, each of which takes half of a block's inputs and begins with half of the start, −4 times the
     /// sum of all inputs. So it is the sum of w − 4 times 16 inputs and −4 times 16 others: at most 16 · 127 · (11 + 4).
     type HalfSums = __m256i;
-    const ROLLS_HALVES: bool = true;
 
     #[inline(always)]
     unsafe fn start(_: *const i32) -> __m256i {

@@ -1,7 +1,7 @@
 //! The compiled forms of the product, and the check without which none is used: on the processor that it runs on, before its
 //! first use, its sums of a small product must be those of plain code, bit for bit.
 
-use std::sync::OnceLock;
+use std::{sync::OnceLock, time::Instant};
 
 use half::f16;
 
@@ -61,7 +61,10 @@ impl Variant {
 }
 
 /// Of each [`Variant`]: entry `r − 1` takes `r` rows; none where the form has no such product.
-type Products = [&'static [ProductFn]; 10];
+type Products = [&'static [ProductFn]; NUM_VARIANTS];
+const NUM_VARIANTS: usize = 10;
+/// Rows whose sums and totals both fit the registers of AVX-512, of [`VECTORS`] vectors of outputs; a divisor of the most.
+const NARROW_ROWS: usize = 6;
 
 /// A form of the product for one instruction set.
 #[derive(Debug)]
@@ -76,15 +79,52 @@ pub(crate) struct Form {
     /// Outputs that are computed at once.
     outputs: usize,
     is_right: OnceLock<bool>,
+    /// Of each [`Variant`]: whether many rows are computed faster as many at once as there are products for.
+    wide: [OnceLock<bool>; NUM_VARIANTS],
 }
 
 impl Form {
-    /// The most rows that are computed at once.
-    pub(crate) fn most_rows(&self, variant: Variant) -> usize {
-        if self.takes_any_rows { usize::MAX } else { self.products(variant).len() }
+    /// The most rows of so many that are computed at once. A row's bits do not depend on it.
+    pub(crate) fn tile_rows(&self, variant: Variant, num_rows: usize) -> usize {
+        if self.takes_any_rows {
+            return usize::MAX;
+        }
+        let most = self.products(variant).len();
+        // Weights of 8 bits come from memory more slowly than few rows are multiplied: those are better read once.
+        let reads_once = num_rows <= most && variant.bits > 4;
+        if num_rows <= NARROW_ROWS || most <= NARROW_ROWS || reads_once || self.is_wide_faster(variant) {
+            most
+        } else {
+            NARROW_ROWS
+        }
     }
 
-    /// The product for a number of rows, up to [`Self::most_rows`].
+    /// Whether the most rows at once take less time than [`NARROW_ROWS`] after each other; measured once, in 0.2 ms, over
+    /// weights in the first cache.
+    fn is_wide_faster(&self, variant: Variant) -> bool {
+        const TRIES: usize = 16;
+        const REPEATS: usize = 16;
+        *self.wide[variant.index()].get_or_init(|| {
+            let products = self.products(variant);
+            let most = products.len();
+            let mut trial = Trial::new(most, variant, 1);
+            let mut time = |rows: usize| {
+                let begin = Instant::now();
+                for _ in 0..REPEATS {
+                    for first in (0..most).step_by(rows) {
+                        trial.sums(products[rows - 1], first, rows);
+                    }
+                }
+                begin.elapsed()
+            };
+            // Other work only adds to a time, so the least says most.
+            let times: Vec<_> = (0..TRIES).map(|_| [most, NARROW_ROWS].map(&mut time)).collect();
+            let least = |which: usize| times.iter().map(|pair| pair[which]).min();
+            least(0) <= least(1)
+        })
+    }
+
+    /// The product for a number of rows, up to [`Self::tile_rows`].
     pub(crate) fn product(&self, variant: Variant, num_rows: usize) -> ProductFn {
         self.products(variant)[if self.takes_any_rows { 0 } else { num_rows - 1 }]
     }
@@ -111,12 +151,16 @@ impl Form {
             Variant::all().all(|variant| {
                 let each: Vec<usize> = (1..=self.products(variant).len()).collect();
                 let rows = if self.takes_any_rows { &[1, 16, 19] } else { each.as_slice() };
-                rows.iter().all(|&num_rows| {
-                    let found = trial(self.product(variant, num_rows), num_rows, variant);
-                    let plain = SCALAR.products(variant)[0];
-                    let expected: Vec<u32> =
-                        (0..num_rows).flat_map(|row| trial_row(plain, row, num_rows, variant)).collect();
-                    found == expected
+                let plain = SCALAR.products(variant)[0];
+                // Where each block is a group sums take another way than where several are.
+                let each = rows.iter().flat_map(|&num_rows| [(num_rows, 1), (num_rows, 3)]);
+                each.into_iter().all(|(num_rows, blocks_per_group)| {
+                    let mut trial = Trial::new(num_rows, variant, blocks_per_group);
+                    let found = trial.sums(self.product(variant, num_rows), 0, num_rows).to_vec();
+                    let is_same = |(found, expected): (&f32, &f32)| found.to_bits() == expected.to_bits();
+                    (0..num_rows).all(|row| {
+                        found[row * TRIAL_PANEL..].iter().zip(trial.sums(plain, row, 1)).all(is_same)
+                    })
                 })
             })
         })
@@ -148,72 +192,95 @@ pub(crate) fn refused(forms: &'static [&'static Form]) -> Vec<&'static str> {
 /// Outputs of the product that is tried: a panel for AVX-512, and a multiple of two vectors of any form.
 const TRIAL_PANEL: usize = 32;
 const TRIAL_BLOCKS: usize = 11;
-const TRIAL_BLOCKS_PER_GROUP: usize = 3;
 
-/// Bits of a small product's sums, whose numbers are the largest and the smallest ones, and others between.
-fn trial(product: ProductFn, num_rows: usize, variant: Variant) -> Vec<u32> {
-    trial_rows(product, 0, num_rows, num_rows, variant)
-}
-
-/// One row of the same product.
-fn trial_row(product: ProductFn, row: usize, num_rows: usize, variant: Variant) -> Vec<u32> {
-    trial_rows(product, row, 1, num_rows, variant)
-}
-
-fn trial_rows(
-    product: ProductFn,
-    first: usize,
-    count: usize,
+/// A small product, whose numbers are the largest and the smallest ones, and others between.
+struct Trial {
     num_rows: usize,
-    Variant { block, groups: kind, .. }: Variant,
-) -> Vec<u32> {
-    const EXTREMES: [i8; 6] = [-128, 127, -127, -1, 0, 1];
-    let mut state = 1_u32;
-    let mut byte = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        if state >> 30 == 0 { EXTREMES[(state >> 16) as usize % EXTREMES.len()] } else { (state >> 20) as i8 }
-    };
-    let weights: Vec<i8> = (0..TRIAL_BLOCKS * block * TRIAL_PANEL).map(|_| byte()).collect();
-    let numbers: Vec<i8> = (0..TRIAL_BLOCKS * num_rows * block).map(|_| byte().max(-127)).collect();
-    let scales: Vec<f32> = (0..TRIAL_BLOCKS * num_rows).map(|_| f32::from(byte()) / 37.0).collect();
-    let sum = |block: &[i8]| block.iter().map(|&number| i32::from(number)).sum::<i32>();
-    let starts: Vec<i32> = numbers.chunks(block).map(|block| -128 * sum(block)).collect();
-    let groups = TRIAL_BLOCKS.div_ceil(TRIAL_BLOCKS_PER_GROUP);
-    let weight_scales: Vec<u8> = (0..groups * TRIAL_PANEL)
-        .flat_map(|_| {
-            let scale = f32::from(byte()) / 91.0;
-            let narrow = f16::from_f32(scale).to_le_bytes().to_vec();
-            if kind == Groups::NarrowScales { narrow } else { scale.to_le_bytes().to_vec() }
-        })
-        .collect();
-    let weight_mins: Vec<f32> = (0..groups * TRIAL_PANEL).map(|_| f32::from(byte()) / 17.0).collect();
-    let group_sums: Vec<f32> = (0..groups * num_rows).map(|_| f32::from(byte()) / 3.0).collect();
-    let mut sums = vec![0.0_f32; count * TRIAL_PANEL];
-    let what = Product {
-        numbers: numbers[first * block..].as_ptr(),
-        scales: scales[first..].as_ptr(),
-        starts: starts[first..].as_ptr(),
-        group_sums: group_sums[first..].as_ptr(),
-        num_rows: count,
-        row_stride: num_rows,
-        num_blocks: TRIAL_BLOCKS,
-        blocks_per_group: TRIAL_BLOCKS_PER_GROUP,
-        weights: weights.as_ptr().cast(),
-        panel: TRIAL_PANEL,
-        weight_scales: weight_scales.as_ptr(),
-        weight_mins: weight_mins.as_ptr(),
-        sums: sums.as_mut_ptr(),
-        is_first: true,
-        ahead: weights.as_ptr().cast(),
-        ahead_step: 0,
-        ahead_pass: 0,
-        scales_ahead: weights.as_ptr().cast(),
-        scales_ahead_step: 0,
-    };
-    // SAFETY: the arrays have as many blocks, rows and groups as `what` says; a form is tried only where its instructions
-    // were found.
-    unsafe { product(&what) };
-    sums.iter().map(|sum| sum.to_bits()).collect()
+    variant: Variant,
+    blocks_per_group: usize,
+    weights: Vec<i8>,
+    weight_scales: Vec<u8>,
+    weight_mins: Vec<f32>,
+    numbers: Vec<i8>,
+    scales: Vec<f32>,
+    starts: Vec<i32>,
+    group_sums: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+impl Trial {
+    fn new(num_rows: usize, variant: Variant, blocks_per_group: usize) -> Self {
+        const EXTREMES: [i8; 6] = [-128, 127, -127, -1, 0, 1];
+        let Variant { block, groups: kind, .. } = variant;
+        let mut state = 1_u32;
+        let mut byte = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            if state >> 30 == 0 {
+                EXTREMES[(state >> 16) as usize % EXTREMES.len()]
+            } else {
+                (state >> 20) as i8
+            }
+        };
+        let weights = (0..TRIAL_BLOCKS * block * TRIAL_PANEL).map(|_| byte()).collect();
+        let numbers: Vec<i8> = (0..TRIAL_BLOCKS * num_rows * block).map(|_| byte().max(-127)).collect();
+        let scales = (0..TRIAL_BLOCKS * num_rows).map(|_| f32::from(byte()) / 37.0).collect();
+        let sum = |block: &[i8]| block.iter().map(|&number| i32::from(number)).sum::<i32>();
+        let starts = numbers.chunks(block).map(|block| -128 * sum(block)).collect();
+        let groups = TRIAL_BLOCKS.div_ceil(blocks_per_group);
+        let weight_scales = (0..groups * TRIAL_PANEL)
+            .flat_map(|_| {
+                let scale = f32::from(byte()) / 91.0;
+                let narrow = f16::from_f32(scale).to_le_bytes().to_vec();
+                if kind == Groups::NarrowScales { narrow } else { scale.to_le_bytes().to_vec() }
+            })
+            .collect();
+        let weight_mins = (0..groups * TRIAL_PANEL).map(|_| f32::from(byte()) / 17.0).collect();
+        let group_sums = (0..groups * num_rows).map(|_| f32::from(byte()) / 3.0).collect();
+        let sums = vec![0.0; num_rows * TRIAL_PANEL];
+        Self {
+            num_rows,
+            variant,
+            blocks_per_group,
+            weights,
+            weight_scales,
+            weight_mins,
+            numbers,
+            scales,
+            starts,
+            group_sums,
+            sums,
+        }
+    }
+
+    /// The sums of some rows.
+    fn sums(&mut self, product: ProductFn, first: usize, count: usize) -> &[f32] {
+        let block = self.variant.block;
+        let what = Product {
+            numbers: self.numbers[first * block..].as_ptr(),
+            scales: self.scales[first..].as_ptr(),
+            starts: self.starts[first..].as_ptr(),
+            group_sums: self.group_sums[first..].as_ptr(),
+            num_rows: count,
+            row_stride: self.num_rows,
+            num_blocks: TRIAL_BLOCKS,
+            blocks_per_group: self.blocks_per_group,
+            weights: self.weights.as_ptr().cast(),
+            panel: TRIAL_PANEL,
+            weight_scales: self.weight_scales.as_ptr(),
+            weight_mins: self.weight_mins.as_ptr(),
+            sums: self.sums.as_mut_ptr(),
+            is_first: true,
+            ahead: self.weights.as_ptr().cast(),
+            ahead_step: 0,
+            ahead_pass: 0,
+            scales_ahead: self.weights.as_ptr().cast(),
+            scales_ahead_step: 0,
+        };
+        // SAFETY: the arrays have as many blocks, rows and groups as `what` says; a form is tried only where its instructions
+        // were found.
+        unsafe { product(&what) };
+        &self.sums[..count * TRIAL_PANEL]
+    }
 }
 
 /// Entry points: the one place where a product gets its instruction set.
@@ -261,6 +328,7 @@ macro_rules! forms {
             products: $module::PRODUCTS,
             outputs: VECTORS * <<$dot as Dot>::Lanes as Simd>::LANES,
             is_right: OnceLock::new(),
+            wide: [const { OnceLock::new() }; NUM_VARIANTS],
         };
     };
 }
@@ -285,6 +353,7 @@ static UNIT: Form = Form {
     ],
     outputs: unit::PANEL,
     is_right: OnceLock::new(),
+    wide: [const { OnceLock::new() }; NUM_VARIANTS],
 };
 #[cfg(target_arch = "x86_64")]
 forms!(
@@ -345,15 +414,17 @@ mod tests {
         ],
         outputs: 16,
         is_right: OnceLock::new(),
+        wide: [const { OnceLock::new() }; NUM_VARIANTS],
     };
     static ABSENT: Form = Form {
         name: "absent",
         is_detected: || false,
         least_rows: 1,
         takes_any_rows: false,
-        products: [&[]; 10],
+        products: [&[]; NUM_VARIANTS],
         outputs: 16,
         is_right: OnceLock::new(),
+        wide: [const { OnceLock::new() }; NUM_VARIANTS],
     };
 
     #[test]
