@@ -254,6 +254,7 @@ impl Trial {
 
     /// The sums of some rows.
     fn sums(&mut self, product: ProductFn, first: usize, count: usize) -> &[f32] {
+        assert!(first + count <= self.num_rows, "rows that there are");
         let block = self.variant.block;
         let what = Product {
             numbers: self.numbers[first * block..].as_ptr(),
@@ -276,8 +277,8 @@ impl Trial {
             scales_ahead: self.weights.as_ptr().cast(),
             scales_ahead_step: 0,
         };
-        // SAFETY: the arrays have as many blocks, rows and groups as `what` says; a form is tried only where its instructions
-        // were found.
+        // SAFETY: the arrays have as many blocks and groups as `what` says, and the rows, as was checked; a form is tried only
+        // where its instructions were found.
         unsafe { product(&what) };
         &self.sums[..count * TRIAL_PANEL]
     }
