@@ -31,6 +31,7 @@ WORLDS = {
     },
     "overlapping": {**ORDINARY, "async_scheduling": True},
     "without cached prefixes": {**ORDINARY, "enable_prefix_caching": False},
+    "over a cache of bfloat16": {**ORDINARY, "kv_cache_dtype": "bfloat16"},
 }
 CELLS = {
     "greedy": {"temperature": 0},

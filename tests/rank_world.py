@@ -44,12 +44,15 @@ SECONDS = 100
 """A rank that takes longer for a job fails its test."""
 
 
-def job_of(path=None, *, config=None, dtype="float32", quantization=None, decoder="core", adapter=None, **environment):
+def job_of(
+    path=None, *, config=None, dtype="float32", cache_dtype=None, quantization=None, decoder="core", adapter=None,
+    **environment,
+):  # fmt: skip
     """What a rank is asked: a model out of a folder or a file, or a dummy one of a configuration."""
     environment = {"RUSTVLLM_DECODER": decoder, "RUSTVLLM_ACTIVATIONS": "float", **environment}
     return {
-        "path": None if path is None else str(path), "config": config, "dtype": dtype, "quantization": quantization,
-        "adapter": None if adapter is None else str(adapter), "environment": environment,
+        "path": None if path is None else str(path), "config": config, "dtype": dtype, "cache_dtype": cache_dtype,
+        "quantization": quantization, "adapter": None if adapter is None else str(adapter), "environment": environment,
     }  # fmt: skip
 
 
@@ -85,16 +88,17 @@ def load_job(job, group, threads, stage=WHOLE):
     return model, sum(read)
 
 
-def run_steps(model, dtype, threads, adapters=None):
+def run_steps(model, dtype, threads, adapters=None, cache_dtype=None):
     """The logits of a prompt step and of decodes after it, float32 ``[1 + NUM_DECODES, requests, vocab_size]``.
 
     A stage that is not the last gives none.
     """
-    backend = make_attention_backend("cpu", model.kv_cache_spec, dtype, torch.device("cpu"), threads)
+    cpu = torch.device("cpu")
+    backend = make_attention_backend("cpu", model.kv_cache_spec, dtype, cpu, threads, cache_dtype=cache_dtype)
     rng = np.random.default_rng(5)
     tokens = [rng.integers(0, model.vocab_size, length + NUM_DECODES).astype(np.int32) for length in PROMPT_LENGTHS]
     shape = model.kv_cache_spec.layer_shape(1 + len(tokens) * BLOCKS_PER_SEQUENCE, BLOCK_SIZE)
-    caches = [torch.zeros(shape, dtype=dtype) for _ in range(model.kv_cache_spec.num_layers)]
+    caches = [torch.zeros(shape, dtype=cache_dtype or dtype) for _ in range(model.kv_cache_spec.num_layers)]
     table = 1 + np.arange(len(tokens) * BLOCKS_PER_SEQUENCE, dtype=np.int32).reshape(len(tokens), BLOCKS_PER_SEQUENCE)
     computed = [0] * len(tokens)
     logits = []
@@ -165,7 +169,8 @@ def run_job(job, group=ALONE, threads=None, stage=WHOLE):
         if job["adapter"] is not None:
             lora = LoRAConfig(modules=(LoRAModule(name="one", path=job["adapter"]),))
             adapters = AdapterStore(model, lora, dtype, threads, batch_invariant=False)
-        logits = run_steps(model, dtype, threads, adapters)
+        cache_dtype = dtype if job["cache_dtype"] is None else getattr(torch, job["cache_dtype"])
+        logits = run_steps(model, dtype, threads, adapters, cache_dtype)
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)

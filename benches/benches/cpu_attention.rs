@@ -2,7 +2,8 @@
 //! as in a step, so that the cache of none stays near.
 
 use cpu_kernels::{
-    AttentionOptions, CacheLayout, Element, Kernel, RaggedBatch, Threads, TokenRows, attend, bf16,
+    AttentionOptions, CacheElement, CacheLayout, Element, Kernel, RaggedBatch, Threads, TokenRows, attend,
+    bf16,
 };
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 
@@ -20,7 +21,7 @@ const STEPS: [(&str, usize, usize, usize); 4] = [
 /// All layers' caches together have so many bytes: more than processors keep.
 const CACHE_BYTES: usize = 256 << 20;
 
-fn step<E: Element>(criterion: &mut Criterion, dtype: &str) {
+fn step<E: Element, C: CacheElement<E>>(criterion: &mut Criterion, dtype: &str) {
     for (name, num_reqs, computed, new) in STEPS {
         let seq_len = computed + new;
         let columns = seq_len.div_ceil(BLOCK_SIZE);
@@ -34,9 +35,10 @@ fn step<E: Element>(criterion: &mut Criterion, dtype: &str) {
         let lens = vec![seq_len as i32; num_reqs];
         let batch =
             RaggedBatch::new(BLOCK_SIZE, &starts, &lens, &table, &vec![-1; num_tokens]).expect("a good step");
-        let number = |i: usize| E::narrow((i * 37 % 101) as f32 / 50.0 - 1.0);
-        let query: Vec<E> = (0..num_tokens * NUM_HEADS * HEAD_DIM).map(number).collect();
-        let cache: Vec<E> = (0..2 * num_blocks * BLOCK_SIZE * layout.row()).map(number).collect();
+        let number = |i: usize| (i * 37 % 101) as f32 / 50.0 - 1.0;
+        let query: Vec<E> = (0..num_tokens * NUM_HEADS * HEAD_DIM).map(|i| E::narrow(number(i))).collect();
+        let cache: Vec<C> =
+            (0..2 * num_blocks * BLOCK_SIZE * layout.row()).map(|i| C::narrow(number(i))).collect();
         let num_layers = CACHE_BYTES.div_ceil(size_of_val(&cache[..]));
         let caches = vec![cache; num_layers];
         let mut layers = caches.iter().cycle();
@@ -60,8 +62,9 @@ fn step<E: Element>(criterion: &mut Criterion, dtype: &str) {
 }
 
 fn attention(criterion: &mut Criterion) {
-    step::<f32>(criterion, "f32");
-    step::<bf16>(criterion, "bf16");
+    step::<f32, f32>(criterion, "f32");
+    step::<bf16, bf16>(criterion, "bf16");
+    step::<f32, bf16>(criterion, "f32 over bf16");
 }
 
 criterion_group!(benches, attention);

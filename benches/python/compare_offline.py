@@ -264,6 +264,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="gpt2-small", help="of the checkpoint that is made")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--quantization", help="of rustvllm")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of rustvllm")
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--num-prompts", type=int, default=32, help="of the batch; 0: single streams only")
     parser.add_argument("--num-threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -301,6 +302,8 @@ def main() -> None:
             settings = common | {"name": name, "converted": converted}
             if name == "rustvllm" and args.quantization:
                 settings["quantization"] = args.quantization
+            if name == "rustvllm":
+                settings["kv_cache_dtype"] = args.kv_cache_dtype
             environment = environment_of(name, python, args.num_threads)
             engine = Engine(name, python, settings, environment, logs / f"{name}.log")
             engines[name] = stack.enter_context(engine)
@@ -312,6 +315,7 @@ def main() -> None:
                 "path": args.model and args.model.name,
                 "dtype": args.dtype,
                 "quantization": args.quantization,
+                "kv_cache_dtype": args.kv_cache_dtype,
             },
             "input_len": args.input_len,
             "output_len": args.output_len,

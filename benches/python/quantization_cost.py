@@ -1,4 +1,4 @@
-"""What smaller weights and rounded activations cost on the CPU: perplexity, and how often the likeliest token changes.
+"""What smaller weights, caches and rounded activations cost on the CPU: perplexity, and changed likeliest tokens.
 
     python benches/python/quantization_cost.py --text FILE [--model FOLDER] [--variants float32 bfloat16 int8 int4-g32]
         [--num-windows 32] [--output-json FILE]
@@ -24,7 +24,9 @@ from rustvllm.config.engine_args import EngineArgs
 VARIANTS: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16-cache": {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
     "int8": {"dtype": "float32", "quantization": "int8"},
+    "int8-bfloat16-cache": {"dtype": "float32", "quantization": "int8", "kv_cache_dtype": "bfloat16"},
     "int8-g32": {"dtype": "float32", "quantization": "int8-g32"},
     "int8-g64": {"dtype": "float32", "quantization": "int8-g64"},
     "int4-g32": {"dtype": "float32", "quantization": "int4-g32"},
@@ -93,7 +95,7 @@ def measure(model: str | None, variant: dict[str, str], text: str, num_windows: 
             table = torch.arange(1, num_blocks + 1, dtype=torch.int32)[None]
             plan = runner.backend.plan(AttentionMetadata(block_size, table, positions + block_size, lens, lens[1:]))
             shape = spec.layer_shape(num_blocks + 1, block_size)
-            caches = [torch.zeros(shape, dtype=worker.dtype) for _ in range(spec.num_layers)]
+            caches = [torch.zeros(shape, dtype=worker.cache_dtype) for _ in range(spec.num_layers)]
             hidden = runner.model(window, positions, caches, plan)
             logprobs = runner.model.compute_logits(hidden).double().log_softmax(-1)
             total -= float(logprobs[:-1].gather(1, window[1:, None].long()).sum())

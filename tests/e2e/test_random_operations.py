@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+import torch
 
 from rustvllm import LLMEngine, SamplingParams
 from rustvllm.config.engine_args import EngineArgs
@@ -83,17 +84,25 @@ def run(engine, requests):
 
 @pytest.fixture(
     scope="module",
-    params=[("llama", "int8"), ("llama", "int4-g32"), ("gpt-neox", "int4-g32"), ("gemma3", "int8")],
+    params=[
+        ("llama", "int8", "auto"),
+        ("llama", "int4-g32", "bfloat16"),
+        ("gpt-neox", "int4-g32", "auto"),
+        ("gemma3", "int8", "bfloat16"),
+    ],
     ids="-".join,
 )
 def world(request, tmp_path_factory):
     """The arguments of an engine, and what each request gives by itself."""
-    family, quantization = request.param
+    family, quantization, kv_cache_dtype = request.param
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(MODELS[family]))
-    arguments = OPTIONS | {"model": str(folder), "quantization": quantization}
+    arguments = OPTIONS | {"model": str(folder), "quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
     engine = LLMEngine.from_engine_args(EngineArgs(**arguments, num_gpu_blocks_override=100))
-    model = engine.engine_core.core.executor._runner.model
+    runner = engine.engine_core.core.executor._runner
+    model = runner.model
+    cache_dtype = torch.float32 if kv_cache_dtype == "auto" else torch.bfloat16
+    assert {cache.dtype for cache in runner.kv_caches} == {cache_dtype}
     kinds = {module.kernel.packed.kind for module in model.modules() if isinstance(module, Linear)}
     assert kinds == {"w8a8" if quantization == "int8" else "w4a8"}
     assert model.decoder_kernel is not None

@@ -105,6 +105,18 @@ def test_bfloat16_is_as_exact_as_in_one_process(two, kind):
     assert (found - exact).abs().mean() <= 1.5 * error
 
 
+@pytest.mark.parametrize("decoder", ["core", "modules"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_cache_of_bfloat16_is_as_exact_as_in_one_process(two, kind, decoder):
+    exact, _ = run_job(job_of(config=config_of(kind)))
+    job = job_of(config=config_of(kind), cache_dtype="bfloat16", decoder=decoder)
+    alone, _ = run_job(job)
+    found, _ = two.run(job)
+    error = (alone - exact).abs().mean()
+    assert error > 0, "the cache rounded nothing"
+    assert (found - alone).abs().mean() <= 0.5 * error
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int8-g32", "int4-g32"])
 def test_rounded_activations_are_rounded_alike(two, quantization):
     same = []

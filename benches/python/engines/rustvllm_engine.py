@@ -16,6 +16,7 @@ def load(settings: dict[str, Any]) -> Generate:
         dtype=settings["dtype"],
         device="cpu",
         quantization=settings.get("quantization"),
+        kv_cache_dtype=settings.get("kv_cache_dtype", "auto"),
         max_model_len=settings["max_model_len"],
         max_num_seqs=settings["max_num_seqs"],
         enable_prefix_caching=False,

@@ -5,6 +5,7 @@ pub(crate) mod cache_rows;
 pub(crate) mod decode;
 pub mod heads;
 pub(crate) mod layer;
+pub(crate) mod narrowing;
 pub(crate) mod options;
 pub(crate) mod products;
 pub mod reference;
@@ -23,7 +24,7 @@ use crate::{
         options::AttentionOptions,
         scratch::Scratch,
     },
-    element::Element,
+    element::{CacheElement, Element},
     kernel::Kernel,
     threads::Threads,
 };
@@ -184,17 +185,19 @@ impl<'a, E> TokenRows<'a, E> {
     }
 }
 
-/// Put the step's keys and values where `slot_mapping` says; tokens with −1 are not kept.
+/// Put the step's keys and values where `slot_mapping` says; tokens with −1 are not kept. A cache of `bf16` takes the nearest
+/// number, ties to even, of keys and values in `f32`.
 ///
 /// # Errors
 ///
 /// See [`AttentionError`]; nothing is written then.
-pub fn write_kv<E: Element>(
+pub fn write_kv<E: Element, C: CacheElement<E>>(
     batch: &RaggedBatch,
     key: TokenRows<'_, E>,
     value: TokenRows<'_, E>,
-    cache: &mut [E],
+    cache: &mut [C],
     layout: CacheLayout,
+    kernel: &Kernel,
 ) -> Result<(), AttentionError> {
     layout.check(batch, cache.len())?;
     let row = layout.row();
@@ -204,8 +207,8 @@ pub fn write_kv<E: Element>(
     let (keys, values) = cache.split_at_mut(half);
     for (token, &slot) in batch.slot_mapping().iter().enumerate() {
         let Ok(slot) = usize::try_from(slot) else { continue };
-        keys[slot * row..][..row].copy_from_slice(key.row(token, row));
-        values[slot * row..][..row].copy_from_slice(value.row(token, row));
+        C::keep(key.row(token, row), &mut keys[slot * row..][..row], kernel);
+        C::keep(value.row(token, row), &mut values[slot * row..][..row], kernel);
     }
     Ok(())
 }
@@ -223,11 +226,11 @@ pub fn write_kv<E: Element>(
 ///
 /// See [`AttentionError`]; nothing is written then.
 #[expect(clippy::too_many_arguments, reason = "the arrays of a layer")]
-pub fn attend<E: Element>(
+pub fn attend<E: Element, C: CacheElement<E>>(
     batch: &RaggedBatch,
     query: TokenRows<'_, E>,
     num_heads: usize,
-    cache: &[E],
+    cache: &[C],
     layout: CacheLayout,
     options: &AttentionOptions<'_>,
     kernel: &Kernel,
@@ -254,7 +257,7 @@ pub fn attend<E: Element>(
         block_size: layout.block_size,
         options,
     };
-    let tiles = E::tiles_of(kernel);
+    let tiles = C::tiles_of(kernel);
     let group = num_heads / layout.num_kv_heads;
     let shared = work(batch, num_heads, layout.head_dim) >= MIN_SHARED_WORK;
     let shares = share_out(batch, num_heads, layout.num_kv_heads, threads.num_threads());
@@ -333,11 +336,11 @@ pub fn work(batch: &RaggedBatch, num_heads: usize, head_dim: usize) -> usize {
 }
 
 /// Whether queries, cache and output fit the batch and each other.
-pub(crate) fn check_attend<E>(
+pub(crate) fn check_attend<E, C>(
     batch: &RaggedBatch,
     query: &TokenRows<'_, E>,
     num_heads: usize,
-    cache: &[E],
+    cache: &[C],
     layout: CacheLayout,
     options: &AttentionOptions<'_>,
     out: &[E],

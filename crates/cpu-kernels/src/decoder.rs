@@ -26,7 +26,7 @@ pub use self::{
 };
 use crate::{
     attention::{CacheLayout, TokenRows, batch::RaggedBatch, heads::Heads},
-    element::Element,
+    element::{CacheElement, Element},
     finish::Activation,
     kernel::Kernel,
     linear::OutRows,
@@ -263,7 +263,7 @@ impl Decoder {
     /// # Arguments
     ///
     /// * `hidden`: `[num_tokens, hidden_size]`, the embedded tokens; the stream is written over them.
-    /// * `caches`: as `layout` says; keys and values of the tokens are put there.
+    /// * `caches`: as `layout` says; keys and values of the tokens are put there. They may hold `bf16` where the stream is `f32`.
     /// * `cache_of_block`: which of them is each block's. A trial may have one for all, since blocks take turns.
     /// * `rotary`: what heads are turned by; a block says which it takes.
     /// * `out`: `[num_tokens, hidden_size]`, the stream, normed if there is a norm.
@@ -276,11 +276,11 @@ impl Decoder {
     ///
     /// Where the time went.
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
-    pub fn run<E: Element>(
+    pub fn run<E: Element, C: CacheElement<E>>(
         &self,
         batch: &RaggedBatch,
         hidden: &mut [E],
-        caches: &mut [&mut [E]],
+        caches: &mut [&mut [C]],
         cache_of_block: &[usize],
         layout: CacheLayout,
         rotary: &[Rotary<'_>],
@@ -298,11 +298,11 @@ impl Decoder {
     /// As `run`; another decoder's adapters, or tokens that the step does not have. With logits: there is no head, places
     /// outside the step, more of them than tokens, or arrays of other sizes.
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
-    pub fn run_adapted<E: Element>(
+    pub fn run_adapted<E: Element, C: CacheElement<E>>(
         &self,
         batch: &RaggedBatch,
         hidden: &mut [E],
-        caches: &mut [&mut [E]],
+        caches: &mut [&mut [C]],
         cache_of_block: &[usize],
         layout: CacheLayout,
         rotary: &[Rotary<'_>],
@@ -362,13 +362,13 @@ impl Decoder {
 
     /// The blocks over a step's tokens; `after` is the layer whose product follows soon.
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
-    fn run_blocks<'a, E: Element>(
+    fn run_blocks<'a, E: Element, C: CacheElement<E>>(
         &'a self,
         step: &mut Step<'a, E>,
         after: Option<&'a PackedLinear>,
         batch: &RaggedBatch,
         hidden: &mut [E],
-        caches: &mut [&mut [E]],
+        caches: &mut [&mut [C]],
         cache_of_block: &[usize],
         layout: CacheLayout,
         rotary: &[Rotary<'_>],
@@ -446,13 +446,13 @@ impl Decoder {
     /// Arrays that do not fit, in which case some of them may have been written to; a block that there is not, or that
     /// has no halves.
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
-    pub fn attend<E: Element>(
+    pub fn attend<E: Element, C: CacheElement<E>>(
         &self,
         block: usize,
         adds: bool,
         batch: &RaggedBatch,
         hidden: &mut [E],
-        cache: &mut [E],
+        cache: &mut [C],
         layout: CacheLayout,
         rotary: &[Rotary<'_>],
         threads: &Threads,

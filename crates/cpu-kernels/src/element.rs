@@ -1,4 +1,5 @@
-//! What queries, keys, values and outputs are made of: a type of numbers for which each kernel has a compiled form.
+//! What queries, keys, values and outputs are made of: a type of numbers for which each kernel has a compiled form; and what
+//! a KV cache is made of, which may be narrower.
 
 #![allow(
     private_interfaces,
@@ -18,10 +19,46 @@ use crate::{
     rotary::TurnFn,
 };
 
-/// An element of the cache and of what meets it.
-pub trait Element: Number {
+/// An element of a KV cache that queries of `E` meet: `E` itself, or `bf16` in place of `f32`.
+pub trait CacheElement<E: Number>: Number {
     #[doc(hidden)]
-    fn tiles_of(kernel: &Kernel) -> Tiles<Self>;
+    fn tiles_of(kernel: &Kernel) -> Tiles<E, Self>;
+    /// Keys or values of a token as the cache holds them; both are of one length.
+    #[doc(hidden)]
+    fn keep(from: &[E], to: &mut [Self], kernel: &Kernel);
+}
+
+impl CacheElement<Self> for f32 {
+    fn tiles_of(kernel: &Kernel) -> Tiles<Self, Self> {
+        kernel.tiles_f32
+    }
+    fn keep(from: &[Self], to: &mut [Self], _kernel: &Kernel) {
+        to.copy_from_slice(from);
+    }
+}
+
+impl CacheElement<Self> for bf16 {
+    fn tiles_of(kernel: &Kernel) -> Tiles<Self, Self> {
+        kernel.tiles_bf16
+    }
+    fn keep(from: &[Self], to: &mut [Self], _kernel: &Kernel) {
+        to.copy_from_slice(from);
+    }
+}
+
+impl CacheElement<f32> for bf16 {
+    fn tiles_of(kernel: &Kernel) -> Tiles<f32, Self> {
+        kernel.tiles_f32_over_bf16
+    }
+    fn keep(from: &[f32], to: &mut [Self], kernel: &Kernel) {
+        debug_assert_eq!(from.len(), to.len());
+        // SAFETY: a kernel is only reachable where its instructions were found.
+        unsafe { (kernel.narrow)(from, to) };
+    }
+}
+
+/// An element of queries, keys, values and outputs.
+pub trait Element: CacheElement<Self> {
     #[doc(hidden)]
     fn finish_of(kernel: &Kernel) -> FinishFn<Self>;
     #[doc(hidden)]
@@ -37,9 +74,6 @@ pub trait Element: Number {
 }
 
 impl Element for f32 {
-    fn tiles_of(kernel: &Kernel) -> Tiles<Self> {
-        kernel.tiles_f32
-    }
     fn finish_of(kernel: &Kernel) -> FinishFn<Self> {
         kernel.finish_f32
     }
@@ -61,9 +95,6 @@ impl Element for f32 {
 }
 
 impl Element for bf16 {
-    fn tiles_of(kernel: &Kernel) -> Tiles<Self> {
-        kernel.tiles_bf16
-    }
     fn finish_of(kernel: &Kernel) -> FinishFn<Self> {
         kernel.finish_bf16
     }

@@ -60,7 +60,7 @@ pub use decoder::{
     AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderOut,
     DecoderTimes, Logits,
 };
-pub use element::Element;
+pub use element::{CacheElement, Element};
 pub use finish::Activation;
 pub use gates::apply_gates;
 pub use half::{bf16, f16};

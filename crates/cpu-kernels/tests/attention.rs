@@ -8,14 +8,17 @@ use std::num::NonZeroU32;
 
 use common::{Case, Step, cases};
 use cpu_kernels::{
-    AttentionError, AttentionOptions, BatchError, CacheLayout, Element, Kernel, RaggedBatch, Threads,
-    TokenRows, attend, reference, write_kv,
+    AttentionError, AttentionOptions, BatchError, CacheElement, CacheLayout, Element, Kernel, RaggedBatch,
+    Threads, TokenRows, attend, reference, write_kv,
 };
 use half::bf16;
 use proptest::prelude::*;
 
 /// The reference on the same step, with its own way of writing.
-fn expected<E: Element>(step: &Step<E>, options: &AttentionOptions<'_>) -> Vec<E> {
+fn expected<E: Element, C: Element + CacheElement<E>>(
+    step: &Step<E, C>,
+    options: &AttentionOptions<'_>,
+) -> Vec<E> {
     let (batch, mut cache) = (step.batch(), step.cache.clone());
     reference::write_kv(&batch, step.rows(&step.key), step.rows(&step.value), &mut cache, step.layout);
     let mut out = vec![E::narrow(0.0); step.query.len()];
@@ -32,8 +35,12 @@ fn assert_close<E: Element>(found: &[E], expected: &[E], tolerance: f32, kernel:
     }
 }
 
-fn check_all<E: Element>(case: &Case, options: &AttentionOptions<'_>, tolerance: f32) {
-    let step = Step::<E>::all(case);
+fn check_all<E: Element, C: Element + CacheElement<E>>(
+    case: &Case,
+    options: &AttentionOptions<'_>,
+    tolerance: f32,
+) {
+    let step = Step::<E, C>::all(case);
     let expected = expected(&step, options);
     let threads = Threads::new(1).unwrap();
     for kernel in Kernel::available().iter().filter(|kernel| kernel.takes(case.head_dim)) {
@@ -51,13 +58,23 @@ proptest! {
     /// Scores of up to 64, known to about 10⁻⁵ in 32 bits.
     #[test]
     fn equals_the_reference(case in cases(), scale in 0.05_f32..0.5) {
-        check_all::<f32>(&case, &AttentionOptions::causal(scale), 5e-6);
+        check_all::<f32, f32>(&case, &AttentionOptions::causal(scale), 5e-6);
+    }
+
+    /// Sums have 32 bits whatever the cache holds, so what it lost is lost in the reference, too.
+    #[test]
+    fn equals_the_reference_over_a_cache_of_bf16(case in cases(), scale in 0.05_f32..0.5) {
+        let options = AttentionOptions::causal(scale);
+        check_all::<f32, bf16>(&case, &options, 5e-6);
+        let (wide, narrow) = (Step::<f32>::all(&case), Step::<f32, bf16>::all(&case));
+        prop_assert!(wide.query == narrow.query);
+        prop_assert_ne!(bits(&expected(&wide, &options)), bits(&expected(&narrow, &options)));
     }
 
     /// What `bf16` loses in the output is 2⁻⁹ of numbers up to 1.
     #[test]
     fn equals_the_reference_in_bf16(case in cases()) {
-        check_all::<bf16>(&case, &AttentionOptions::causal(0.3), 4e-3);
+        check_all::<bf16, bf16>(&case, &AttentionOptions::causal(0.3), 4e-3);
     }
 
     #[test]
@@ -74,24 +91,14 @@ proptest! {
             soft_cap,
             alibi_slopes: if alibi { &slopes } else { &[] },
         };
-        check_all::<f32>(&case, &options, 2e-5);
+        check_all::<f32, f32>(&case, &options, 2e-5);
+        check_all::<f32, bf16>(&case, &options, 2e-5);
     }
 
     #[test]
     fn a_request_alone_has_the_same_bits_as_in_company(case in cases()) {
-        let options = AttentionOptions::causal(0.7);
-        let together = Step::<f32>::all(&case);
-        let (alone, both) = (Threads::new(1).unwrap(), Threads::new(3).unwrap());
-        for kernel in Kernel::available().iter().filter(|kernel| kernel.takes(case.head_dim)) {
-            let out = bits(&together.run(kernel, &both, &options));
-            for request in 0..case.requests.len() {
-                let step = Step::<f32>::new(&case, &[request]);
-                let row = step.num_heads * case.head_dim;
-                let start = together.query_start_loc[request] as usize * row;
-                let own = bits(&step.run(kernel, &alone, &options));
-                prop_assert_eq!(&out[start..][..own.len()], &own[..], "{}", kernel.name());
-            }
-        }
+        check_alone::<f32>(&case);
+        check_alone::<bf16>(&case);
     }
 
     /// A prompt in two chunks, or with its last token as a decode, has the bits of the whole prompt.
@@ -100,36 +107,78 @@ proptest! {
         let total = case.requests[0].0 + case.requests[0].1;
         prop_assume!(total >= 2);
         let whole = Case { requests: vec![(0, total)], ..case.clone() };
-        let step = Step::<f32>::all(&whole);
         let cut = cut.index(total - 1) + 1;
-        let options = AttentionOptions::causal(0.7);
-        let threads = Threads::new(1).unwrap();
-        let row = step.num_heads * case.head_dim;
-        for kernel in Kernel::available().iter().filter(|kernel| kernel.takes(case.head_dim)) {
-            let out = bits(&step.run(kernel, &threads, &options));
-            let rest = bits(&rest_of(&step, cut).run(kernel, &threads, &options));
-            prop_assert_eq!(&out[cut * row..], &rest[..], "{}", kernel.name());
-        }
+        check_chunks::<f32>(&whole, cut);
+        check_chunks::<bf16>(&whole, cut);
     }
 
     #[test]
     fn writing_touches_the_named_slots_alone(case in cases()) {
-        let mut step = Step::<f32>::all(&case);
-        if step.slot_mapping.len() > 1 {
-            step.slot_mapping[0] = -1;
+        check_writing::<f32>(&case);
+        check_writing::<bf16>(&case);
+    }
+}
+
+/// The cache that queries of `f32` meet holds `C`.
+fn check_alone<C: Element + CacheElement<f32>>(case: &Case) {
+    let options = AttentionOptions::causal(0.7);
+    let together = Step::<f32, C>::all(case);
+    let (alone, both) = (Threads::new(1).unwrap(), Threads::new(3).unwrap());
+    for kernel in Kernel::available().iter().filter(|kernel| kernel.takes(case.head_dim)) {
+        let out = bits(&together.run(kernel, &both, &options));
+        for request in 0..case.requests.len() {
+            let step = Step::<f32, C>::new(case, &[request]);
+            let row = step.num_heads * case.head_dim;
+            let start = together.query_start_loc[request] as usize * row;
+            let own = bits(&step.run(kernel, &alone, &options));
+            assert_eq!(&out[start..][..own.len()], &own[..], "{}", kernel.name());
         }
-        let (batch, mut cache, mut other) = (step.batch(), step.cache.clone(), step.cache.clone());
-        write_kv(&batch, step.rows(&step.key), step.rows(&step.value), &mut cache, step.layout).unwrap();
-        reference::write_kv(&batch, step.rows(&step.key), step.rows(&step.value), &mut other, step.layout);
-        prop_assert_eq!(bits(&cache), bits(&other));
+    }
+}
+
+/// Likewise.
+fn check_chunks<C: Element + CacheElement<f32>>(whole: &Case, cut: usize) {
+    let step = Step::<f32, C>::all(whole);
+    let options = AttentionOptions::causal(0.7);
+    let threads = Threads::new(1).unwrap();
+    let row = step.num_heads * whole.head_dim;
+    for kernel in Kernel::available().iter().filter(|kernel| kernel.takes(whole.head_dim)) {
+        let out = bits(&step.run(kernel, &threads, &options));
+        let rest = bits(&rest_of(&step, cut).run(kernel, &threads, &options));
+        assert_eq!(&out[cut * row..], &rest[..], "{}", kernel.name());
+    }
+}
+
+/// Numbers that are hard to round among them: halfway between two of `bf16`, too small and too large for it, infinite, NaN.
+fn check_writing<C: Element + CacheElement<f32>>(case: &Case) {
+    let mut step = Step::<f32, C>::all(case);
+    let last = step.key.len() - 1;
+    let hard = [0x3f80_8000, 0x3f81_8000, 0x0000_8001, 0x7f7f_ffff, 0xff80_0000, 0x7f80_0001, 0x8000_0000];
+    for (i, number) in hard.into_iter().enumerate() {
+        step.key[(5 * i).min(last)] = f32::from_bits(number);
+        step.value[last - i.min(last)] = f32::from_bits(number);
+    }
+    if step.slot_mapping.len() > 1 {
+        step.slot_mapping[0] = -1;
+    }
+    let (batch, mut expected) = (step.batch(), step.cache.clone());
+    reference::write_kv(&batch, step.rows(&step.key), step.rows(&step.value), &mut expected, step.layout);
+    let bits = |cache: &[C]| cache.iter().map(|x| x.widen().to_bits()).collect::<Vec<_>>();
+    assert_ne!(bits(&expected), bits(&step.cache));
+    for kernel in Kernel::available() {
+        let mut cache = step.cache.clone();
+        write_kv(&batch, step.rows(&step.key), step.rows(&step.value), &mut cache, step.layout, kernel)
+            .unwrap();
+        assert_eq!(bits(&cache), bits(&expected), "{}", kernel.name());
     }
 }
 
 /// The step that computes one request's tokens from `cut` on, those before being in the cache.
-fn rest_of(step: &Step<f32>, cut: usize) -> Step<f32> {
-    let row = step.layout.row();
+fn rest_of<C: Element + CacheElement<f32>>(step: &Step<f32, C>, cut: usize) -> Step<f32, C> {
+    let (row, kernel) = (step.layout.row(), Kernel::best_for_products());
     let mut cache = step.cache.clone();
-    write_kv(&step.batch(), step.rows(&step.key), step.rows(&step.value), &mut cache, step.layout).unwrap();
+    write_kv(&step.batch(), step.rows(&step.key), step.rows(&step.value), &mut cache, step.layout, kernel)
+        .unwrap();
     Step {
         layout: step.layout,
         num_heads: step.num_heads,
@@ -212,7 +261,7 @@ fn queries_may_lie_apart_and_padding_gets_zeros() {
     };
     let (query, key, value) = (apart(&step.query, row), apart(&step.key, 32), apart(&step.value, 32));
     let rows = |data, row| TokenRows { data, stride: 3 * row };
-    write_kv(&batch, rows(&key[..], 32), rows(&value[..], 32), &mut cache, step.layout).unwrap();
+    write_kv(&batch, rows(&key[..], 32), rows(&value[..], 32), &mut cache, step.layout, kernel).unwrap();
     let mut out = vec![f32::NAN; 4 * row];
     attend(&batch, rows(&query[..], row), 4, &cache, step.layout, &options, kernel, &threads, &mut out)
         .unwrap();
@@ -300,7 +349,7 @@ fn arrays_that_do_not_fit_are_refused_and_nothing_is_written() {
 
     let mut cache = step.cache.clone();
     let short = TokenRows { data: &step.key[1..], stride: 32 };
-    is(write_kv(&batch, short, step.rows(&step.value), &mut cache, layout), "key has 95 elements");
-    is(write_kv(&batch, step.rows(&step.key), short, &mut cache, layout), "value has 95 elements");
+    is(write_kv(&batch, short, step.rows(&step.value), &mut cache, layout, kernel), "key has 95 elements");
+    is(write_kv(&batch, step.rows(&step.key), short, &mut cache, layout, kernel), "value has 95 elements");
     assert_eq!(bits(&cache), bits(&step.cache));
 }

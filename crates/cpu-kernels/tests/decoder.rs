@@ -8,10 +8,10 @@ mod numbers;
 use std::{num::NonZeroU32, sync::Arc};
 
 use cpu_kernels::{
-    Activation, AttentionOptions, CacheLayout, Decoder, DecoderBlock, DecoderError, DecoderNorm, Element,
-    Epilogue, Heads, Kernel, Matrix, Norm, NormKind, OutRows, PackedLinear, RaggedBatch, Residual, Rotary,
-    RotaryError, Sum, Threads, TokenRows, WeightKind, apply_gates, attend, bf16, linear, norm, prepare_heads,
-    write_kv,
+    Activation, AttentionOptions, CacheElement, CacheLayout, Decoder, DecoderBlock, DecoderError,
+    DecoderNorm, Element, Epilogue, Heads, Kernel, Matrix, Norm, NormKind, OutRows, PackedLinear,
+    RaggedBatch, Residual, Rotary, RotaryError, Sum, Threads, TokenRows, WeightKind, apply_gates, attend,
+    bf16, linear, norm, prepare_heads, write_kv,
 };
 use numbers::{narrowed, numbers};
 
@@ -168,13 +168,13 @@ fn two_angles(num_tokens: usize) -> [Angles; 2] {
     [Angles::new(num_tokens), Angles::seeded(91, num_tokens)]
 }
 
-fn one_by_one<E: Element>(
+fn one_by_one<E: Element, C: CacheElement<E>>(
     blocks: &[DecoderBlock],
     last: &DecoderNorm,
     heads: Heads,
     batch: &RaggedBatch,
     hidden: &[E],
-    caches: &mut [Vec<E>],
+    caches: &mut [Vec<C>],
     threads: &Threads,
 ) -> Vec<E> {
     let mut hidden = hidden.to_vec();
@@ -205,7 +205,7 @@ fn one_by_one<E: Element>(
         let num_tokens = batch.num_tokens();
         prepare_heads(&mut qkv, num_tokens, heads, norms.as_ref(), rotary.as_ref(), kernel, threads).unwrap();
         let part = |first: usize| TokenRows { data: &qkv[first..], stride };
-        write_kv(batch, part(queries), part(queries + keys), cache, layout_of(heads)).unwrap();
+        write_kv(batch, part(queries), part(queries + keys), cache, layout_of(heads), kernel).unwrap();
         let mut attended = vec![E::narrow(0.0); batch.num_tokens() * 64];
         let options = AttentionOptions {
             sliding_window: block.sliding_window,
@@ -242,7 +242,7 @@ fn one_by_one<E: Element>(
     apply_norm(last, &hidden, threads)
 }
 
-fn check<E: Element>(kind: WeightKind) {
+fn check<E: Element, C: Element + CacheElement<E>>(kind: WeightKind) {
     let in_turn = DecoderBlock { is_parallel: false, ..parallel_block(60, kind) };
     for (what, heads, blocks) in [
         ("one after the other", HEADS, [block(10, kind), rotary_block(20, kind), block(50, kind)]),
@@ -253,18 +253,22 @@ fn check<E: Element>(kind: WeightKind) {
             [post_normed_block(10, kind), rotary_block(20, kind), post_normed_block(50, kind)],
         ),
     ] {
-        check_blocks::<E>(blocks.into(), heads, &format!("{kind:?}, {what}"));
+        check_blocks::<E, C>(blocks.into(), heads, &format!("{kind:?}, {what}"));
     }
 }
 
 /// Three blocks, to the bit, with what they leave in the caches.
-fn check_blocks<E: Element>(blocks: Vec<DecoderBlock>, heads: Heads, what: &str) {
+fn check_blocks<E: Element, C: Element + CacheElement<E>>(
+    blocks: Vec<DecoderBlock>,
+    heads: Heads,
+    what: &str,
+) {
     let threads = Threads::new(2).unwrap();
     let batch = batch();
     let last = some_norm(30, NormKind::Layer);
     let mut hidden: Vec<E> = narrowed(40, batch.num_tokens() * WIDTH);
     let size = CACHE / 2 * heads.num_kv_heads;
-    let mut caches: [Vec<E>; 3] = [narrowed(41, size), narrowed(42, size), narrowed(43, size)];
+    let mut caches: [Vec<C>; 3] = [narrowed(41, size), narrowed(42, size), narrowed(43, size)];
     let mut expected_caches = caches.clone();
     let expected = one_by_one(&blocks, &last, heads, &batch, &hidden, &mut expected_caches, &threads);
     let decoder = Decoder::new(blocks, last, heads).unwrap();
@@ -276,11 +280,14 @@ fn check_blocks<E: Element>(blocks: Vec<DecoderBlock>, heads: Heads, what: &str)
     let rotary = angles.each_ref().map(Angles::rotary);
     let layout = layout_of(heads);
     decoder.run(&batch, &mut hidden, caches_of, &[0, 1, 2], layout, &rotary, &threads, &mut out).unwrap();
-    let bits = |numbers: &[E]| numbers.iter().map(|x| x.widen().to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&out), bits(&expected), "{what}");
     for (found, expected) in caches.iter().zip(&expected_caches) {
         assert_eq!(bits(found), bits(expected), "{what}");
     }
+}
+
+fn bits<E: Element>(numbers: &[E]) -> Vec<u32> {
+    numbers.iter().map(|x| x.widen().to_bits()).collect()
 }
 
 #[test]
@@ -291,8 +298,9 @@ fn one_call_gives_what_the_parts_give() {
         WeightKind::Int8 { group_size: 16 },
         WeightKind::W8A8 { group_size: 16 },
     ] {
-        check::<f32>(kind);
-        check::<bf16>(kind);
+        check::<f32, f32>(kind);
+        check::<bf16, bf16>(kind);
+        check::<f32, bf16>(kind);
     }
 }
 

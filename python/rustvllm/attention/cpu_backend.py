@@ -76,7 +76,7 @@ class CPUAttentionPlan:
         """See ``AttentionPlan.forward``.
 
         Raises:
-            TypeError: A tensor that is not of the query's dtype, float32 or bfloat16.
+            TypeError: A tensor that is not of the query's dtype, float32 or bfloat16; a cache of bfloat16 suits both.
             ValueError: Shapes that do not fit each other, a block that the cache does not have, or an option that means
                 nothing.
         """

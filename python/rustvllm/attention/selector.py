@@ -8,7 +8,7 @@ import torch
 
 from rustvllm import _core
 from rustvllm.attention.backend import AttentionBackend
-from rustvllm.attention.cpu_backend import CPUAttentionBackend
+from rustvllm.attention.cpu_backend import CPU_DTYPES, CPUAttentionBackend
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.attention.torch_backend import MAX_GATHER_BYTES, MAX_GATHER_BYTES_CPU, TorchAttentionBackend
 from rustvllm.config.attention_backends import backends_of
@@ -26,7 +26,7 @@ def make_attention_backend(
     threads: _core.CpuThreads | int,
     *,
     batch_invariant: bool = False,
-    kv_cache_is_fp8: bool = False,
+    cache_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
     """The backend of a name.
 
@@ -37,24 +37,34 @@ def make_attention_backend(
         name: ``auto``, or a row of ``config/attention_backends``; that it suits device and dtype was checked with the
             configuration.
         spec: Shape of the cache.
-        dtype: Of the queries, and of the cache unless that has eight bits.
+        dtype: Of the queries.
         device: Where it lies.
         threads: Those of the core, or how many of its own the core's attention starts.
         batch_invariant: A token's result must not depend on what else is in the batch.
-        kv_cache_is_fp8: The cache holds numbers of eight bits, which Triton's kernels alone read.
+        cache_dtype: Of the cache, None for that of the queries. uint8 is e4m3, which Triton's kernels alone read;
+            bfloat16 for queries of float32 is read by the core's.
 
     Raises:
-        ModelLoadError: Triton was asked for, or is needed, and is not installed or does not serve the model.
+        ModelLoadError: Triton was asked for, or is needed, and is not installed or does not serve the model; or no
+            backend reads such a cache for such queries.
     """
+    is_fp8 = cache_dtype == torch.uint8
+    if cache_dtype not in (None, dtype, torch.uint8):
+        if device.type != "cpu" or name not in ("auto", "cpu") or dtype not in CPU_DTYPES:
+            raise ModelLoadError(
+                f"kv_cache_dtype is {_name(cache_dtype)}, but for a model in {_name(dtype)} attention on {device.type} "
+                f"reads a cache of {_name(dtype)}: set kv_cache_dtype to auto"
+            )
+        name = "cpu"
     on_gpu = device.type == "cuda"
-    if name == "triton" or kv_cache_is_fp8 or (on_gpu and (name == "auto" or batch_invariant)):
+    if name == "triton" or is_fp8 or (on_gpu and (name == "auto" or batch_invariant)):
         reason = _why_not_triton(spec, dtype, device)
         if reason is None:
             # Importing it imports Triton.
             from rustvllm.attention.triton_backend import TritonAttentionBackend
 
             return TritonAttentionBackend(spec, dtype, device, batch_invariant=batch_invariant)
-        if kv_cache_is_fp8:
+        if is_fp8:
             raise ModelLoadError(f"kv_cache_dtype is fp8, which Triton's kernels alone read, but {reason}")
         if batch_invariant:
             raise ModelLoadError(f"batch_invariant is set, which on a GPU needs Triton's kernels, but {reason}")
@@ -62,12 +72,16 @@ def make_attention_backend(
             raise ModelLoadError(f"attention_backend is triton, but {reason}; set attention_backend to torch or auto")
         logger.warning("attention by torch and not by Triton: %s", reason)
     if name == "auto":
-        able = backends_of(device.type, str(dtype).removeprefix("torch."))
+        able = backends_of(device.type, _name(dtype))
         name = next((row.name for row in able if row.name != "triton"), "torch")
     if name == "cpu":
         return CPUAttentionBackend(threads)
     max_gather_bytes = MAX_GATHER_BYTES_CPU if device.type == "cpu" else MAX_GATHER_BYTES
     return TorchAttentionBackend(spec, dtype, max_gather_bytes=max_gather_bytes)
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _why_not_triton(spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -14,8 +14,8 @@ class AttentionBackendRow:
     Attributes:
         name: As ``--attention-backend`` takes it, and as the backend calls itself.
         devices: Where it computes.
-        dtypes: Which queries it takes; the cache has the same dtype unless it is fp8.
-        reads_fp8: It reads a KV cache of eight bits (e4m3).
+        dtypes: Which queries it takes.
+        cache_dtypes: What its KV cache may hold besides numbers of the queries' dtype; ``fp8`` is eight bits (e4m3).
         is_batch_invariant: It sums in an order that does not depend on the batch, or has a mode that does.
         has_graphs: Its decodes can be captured in CUDA graphs.
         is_interpreted_on_cpu: On the CPU it runs under ``TRITON_INTERPRET=1`` alone, for tests.
@@ -24,7 +24,7 @@ class AttentionBackendRow:
     name: str
     devices: tuple[str, ...]
     dtypes: tuple[str, ...]
-    reads_fp8: bool = False
+    cache_dtypes: tuple[str, ...] = ()
     is_batch_invariant: bool = False
     has_graphs: bool = False
     is_interpreted_on_cpu: bool = False
@@ -37,12 +37,18 @@ BACKENDS: Final = {
             "triton",
             devices=("cuda",),
             dtypes=("float32", "float16", "bfloat16"),
-            reads_fp8=True,
+            cache_dtypes=("fp8",),
             is_batch_invariant=True,
             has_graphs=True,
             is_interpreted_on_cpu=True,
         ),
-        AttentionBackendRow("cpu", devices=("cpu",), dtypes=("float32", "bfloat16"), is_batch_invariant=True),
+        AttentionBackendRow(
+            "cpu",
+            devices=("cpu",),
+            dtypes=("float32", "bfloat16"),
+            cache_dtypes=("bfloat16",),
+            is_batch_invariant=True,
+        ),
         AttentionBackendRow("torch", devices=("cpu", "cuda"), dtypes=("float32", "float16", "bfloat16")),
     )
 }
@@ -97,22 +103,38 @@ def check_dtype(name: str, device: str, dtype: str) -> None:
         )
 
 
-def check_fp8(name: str, device: str, kv_cache_dtype: str) -> None:
-    """Refuse a KV cache of eight bits that the backend does not read.
+def check_cache_dtype(name: str, device: str, dtype: str, kv_cache_dtype: str) -> None:
+    """Refuse a KV cache of numbers that no backend, or not the named one, reads for queries of a dtype.
 
     Raises:
-        ConfigError: Names the backends that do.
+        ConfigError: Names what would work.
     """
-    readers = [row for row in BACKENDS.values() if row.reads_fp8]
-    if device == "cpu" and (name == "auto" or not BACKENDS[name].reads_fp8):
-        raise ConfigError(
-            f"kv_cache_dtype is {kv_cache_dtype}, which is for CUDA, but device is cpu: set kv_cache_dtype to auto"
-        )
-    if name != "auto" and not BACKENDS[name].reads_fp8:
+    wanted = "fp8" if kv_cache_dtype.startswith("fp8") else kv_cache_dtype
+    if wanted in ("auto", dtype):
+        return
+    if device == "cuda" and wanted == "bfloat16" and dtype == "auto":
+        return  # the checkpoint may be in bfloat16, which is known when it is loaded
+    readers = [row for row in BACKENDS.values() if wanted in row.cache_dtypes]
+    if name != "auto" and BACKENDS[name] in readers:
+        return
+    able = [row for row in backends_of(device, None if dtype == "auto" else dtype) if row in readers]
+    if name == "auto" and able:
+        return
+    if able:
         raise ConfigError(
             f"kv_cache_dtype is {kv_cache_dtype}, which attention_backend {name} does not read: set attention_backend "
-            f"to {_either(readers)}, or kv_cache_dtype to auto"
+            f"to {_either(able)}, or kv_cache_dtype to auto"
         )
+    if wanted == "fp8":
+        raise ConfigError(
+            f"kv_cache_dtype is {kv_cache_dtype}, which is for CUDA, but device is {device}: set kv_cache_dtype to "
+            "bfloat16 or auto"
+        )
+    dtypes = sorted({"bfloat16", *(dtype for row in readers if device in row.devices for dtype in row.dtypes)})
+    raise ConfigError(
+        f"kv_cache_dtype is {kv_cache_dtype}, which on {device} is for models in {' or '.join(dtypes)}, but dtype is "
+        f"{dtype}: set dtype to {dtypes[0]}, or kv_cache_dtype to auto"
+    )
 
 
 def check_graphs(name: str, device: str) -> None:

@@ -7,8 +7,8 @@ from typing import Literal
 
 from rustvllm.config.ranges import require_choice, require_fraction, require_int, require_number
 
-KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
-"""What the KV cache holds: numbers of the model's dtype, or of eight bits (both names are e4m3)."""
+KV_CACHE_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3")
+"""What the KV cache holds: numbers of the model's dtype, bfloat16, or numbers of eight bits (both names are e4m3)."""
 MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 HashAlgorithm = Literal["siphash13", "sha256"]
@@ -68,7 +68,7 @@ class CacheConfig:
     @property
     def is_fp8(self) -> bool:
         """Whether the cache holds numbers of eight bits."""
-        return self.kv_cache_dtype != "auto"
+        return self.kv_cache_dtype.startswith("fp8")
 
     @property
     def hash_algorithm(self) -> HashAlgorithm:

@@ -229,8 +229,7 @@ class EngineConfig:
             )
         if self.cuda_graphs.capture_sizes:
             attention_backends.check_graphs(backend, device)
-        if self.cache.is_fp8:
-            attention_backends.check_fp8(backend, device, self.cache.kv_cache_dtype)
+        attention_backends.check_cache_dtype(backend, device, self.model.dtype, self.cache.kv_cache_dtype)
         if self.cache.num_gpu_blocks_override is not None and not self.model.fit_max_model_len:
             self.check_num_blocks(self.cache.num_gpu_blocks_override)
 

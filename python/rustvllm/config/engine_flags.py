@@ -110,7 +110,10 @@ class EngineFlags:
         group="model",
     )
     kv_cache_dtype: str = arg(
-        "auto: as the model computes; fp8 (fp8_e4m3): eight bits a number, on CUDA", "auto", group="cache"
+        "auto: as the model computes; bfloat16: half as large as float32, on the CPU; fp8 (fp8_e4m3): eight bits a "
+        "number, on CUDA",
+        "auto",
+        group="cache",
     )
     block_size: int = arg("tokens of one KV block", 16, type=parse_number, group="cache")
     gpu_memory_utilization: float = arg("share of the GPU's memory to use", 0.9, type=float, group="cache")

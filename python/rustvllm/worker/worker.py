@@ -113,8 +113,9 @@ class Worker:
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """Of the KV cache: the model's, or uint8 for what attention reads as e4m3."""
-        return torch.uint8 if self.config.cache.is_fp8 else self.dtype
+        """Of the KV cache: the model's, another one that was asked for, or uint8 for what attention reads as e4m3."""
+        cache = self.config.cache
+        return torch.uint8 if cache.is_fp8 else self.dtype if cache.kv_cache_dtype == "auto" else torch.bfloat16
 
     def load_model(self) -> None:
         """Load the weights.
@@ -131,7 +132,7 @@ class Worker:
             self.device,
             self._threads or torch.get_num_threads(),
             batch_invariant=self.config.device.batch_invariant,
-            kv_cache_is_fp8=self.config.cache.is_fp8,
+            cache_dtype=self.cache_dtype,
         )
         logger.info("attention by %s", backend.name)
         if self.config.device.batch_invariant and self.device.type != "cpu":
@@ -155,7 +156,12 @@ class Worker:
         if self.config.draft_model is not None:
             assert self._threads is not None  # of a model on the CPU
             self.runner.draft_model = load_draft_model(
-                self.config, self.config.draft_model, self.dtype, available_memory(self.device), self._threads
+                self.config,
+                self.config.draft_model,
+                self.dtype,
+                self.cache_dtype,
+                available_memory(self.device),
+                self._threads,
             )
 
     def _load_target(self) -> CausalLM:

@@ -9,7 +9,7 @@ from rustvllm.attention.cpu_backend import CPU_DTYPES, CPUAttentionBackend
 from rustvllm.attention.static_batch import StaticAttentionBackend
 from rustvllm.attention.torch_backend import TorchAttentionBackend
 from rustvllm.attention.triton_backend import TRITON_DTYPES, TritonAttentionBackend
-from rustvllm.config import DEVICES, DTYPES
+from rustvllm.config import DEVICES, DTYPES, KV_CACHE_DTYPES
 from rustvllm.config.attention_backends import BACKENDS
 
 CLASSES = {"triton": TritonAttentionBackend, "cpu": CPUAttentionBackend, "torch": TorchAttentionBackend}
@@ -27,6 +27,7 @@ def test_what_a_row_says_is_known(name):
     assert set(row.devices) <= set(DEVICES)
     assert row.dtypes
     assert set(row.dtypes) <= set(DTYPES)
+    assert set(row.cache_dtypes) <= set(KV_CACHE_DTYPES) - {"auto"}
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -48,14 +49,14 @@ def test_every_device_has_a_backend_for_every_dtype_and_one_that_is_batch_invari
 
 def test_the_guide_has_the_same_table(repository):
     page = (repository / "docs" / "adding-an-attention-backend.md").read_text(encoding="utf-8")
-    cells = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| (\w+) \| (\w+) \| (\w+) \|$", page, re.MULTILINE)
+    cells = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| (\w+) \| (\w+) \|$", page, re.MULTILINE)
     yes = {True: "yes", False: "no"}
     assert cells == [
         (
             row.name,
             ", ".join(row.devices),
             ", ".join(row.dtypes),
-            yes[row.reads_fp8],
+            ", ".join(row.cache_dtypes) or "–",
             yes[row.is_batch_invariant],
             yes[row.has_graphs],
         )

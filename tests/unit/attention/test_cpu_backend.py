@@ -76,6 +76,33 @@ def test_bfloat16_is_within_its_rounding_of_float32(requests, heads, head_dim, s
     torch.testing.assert_close(out.float(), expected, atol=1e-5, rtol=2**-8)
 
 
+@given(
+    REQUESTS,
+    st.sampled_from([(4, 4), (4, 2), (6, 1)]),
+    st.sampled_from([5, 16, 64]),
+    st.sampled_from([None, 7, 100]),
+    st.integers(0, 2**31),
+)
+def test_queries_of_float32_over_a_cache_of_bfloat16(requests, heads, head_dim, window, seed):
+    metadata, query, key, value, cache = make_step(requests, *heads, head_dim, 16, torch.float32, seed)
+    narrow = cache.bfloat16()
+    rounded = narrow.float()
+    oracle = TorchAttentionBackend(KVCacheSpec(1, heads[1], head_dim), torch.float32)
+    kept = (key.bfloat16().float(), value.bfloat16().float())
+    expected = oracle.plan(metadata).forward(query, *kept, rounded, 0.2, sliding_window=window)
+    out = CPUAttentionBackend(2).plan(metadata).forward(query, key, value, narrow, 0.2, sliding_window=window)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(narrow.float(), rounded, atol=0, rtol=0, equal_nan=True)
+
+
+def test_a_cache_of_float32_meets_no_queries_of_bfloat16():
+    metadata, query, key, value, cache = make_step([(5, 2)], 2, 2, 8, 4, torch.bfloat16, 0)
+    plan = CPUAttentionBackend(1).plan(metadata)
+    with pytest.raises(TypeError, match="kv_cache must be an array of float32, or of bfloat16 seen as uint16, as all"):
+        plan.forward(query, key, value, cache.float(), 0.3)
+
+
 def test_much_work_on_several_threads_has_the_bits_of_one():
     step = make_step([(0, 300), (200, 1), (100, 90)], 8, 4, 64, 16, torch.float32, 3)
     outs = []

@@ -34,19 +34,35 @@ def test_without_triton_a_gpu_takes_torch_and_says_so(caplog):
     ("name", "kwargs", "message"),
     [
         ("triton", {}, r"attention_backend is triton, but the package triton is not installed \(pip install triton\)"),
-        ("auto", {"kv_cache_is_fp8": True}, "kv_cache_dtype is fp8, .* but the package triton is not installed"),
+        ("auto", {"cache_dtype": torch.uint8}, "kv_cache_dtype is fp8, .* but the package triton is not installed"),
         (
             "auto",
             {"batch_invariant": True},
             "batch_invariant is set, which on a GPU needs Triton's kernels, but the pack",
         ),
-        ("torch", {"kv_cache_is_fp8": True}, "kv_cache_dtype is fp8, .* but the package triton is not installed"),
+        ("torch", {"cache_dtype": torch.uint8}, "kv_cache_dtype is fp8, .* but the package triton is not installed"),
     ],
 )
 def test_without_triton_asking_for_it_is_an_error(name, kwargs, message):
     with pytest.raises(ModelLoadError, match=message):
         make_attention_backend(name, SPEC, torch.float16, CUDA, 1, **kwargs)
     assert make_attention_backend("torch", SPEC, torch.float16, CUDA, 1).name == "torch"
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu"])
+def test_a_cache_of_bfloat16_under_float32_is_for_the_core(name):
+    assert make_attention_backend(name, SPEC, torch.float32, CPU, 1, cache_dtype=torch.bfloat16).name == "cpu"
+    assert make_attention_backend("torch", SPEC, torch.bfloat16, CPU, 1, cache_dtype=torch.bfloat16).name == "torch"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "device"),
+    [("torch", torch.float32, CPU), ("auto", torch.float16, CPU), ("auto", torch.float16, CUDA)],
+)
+def test_a_cache_of_bfloat16_that_nothing_reads_is_refused(name, dtype, device):
+    told = f"kv_cache_dtype is bfloat16, but for a model in {str(dtype)[6:]} attention on {device.type} reads a cache"
+    with pytest.raises(ModelLoadError, match=told):
+        make_attention_backend(name, SPEC, dtype, device, 1, cache_dtype=torch.bfloat16)
 
 
 def test_the_kernels_do_not_run_on_the_cpu():

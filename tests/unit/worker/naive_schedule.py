@@ -99,6 +99,7 @@ class NaiveEngine:
         poison=False,
         attention_backend="auto",
         backend_options=None,
+        cache_dtype=None,
     ):
         self.block_size, self.budget, self.chunk, self.share_prefixes = block_size, budget, chunk, share_prefixes
         self.max_num_seqs = max_num_seqs
@@ -115,14 +116,16 @@ class NaiveEngine:
         )
         if backend_options is None:
             threads = torch.get_num_threads()
-            backend = make_attention_backend(attention_backend, model.kv_cache_spec, dtype, device, threads)
+            backend = make_attention_backend(
+                attention_backend, model.kv_cache_spec, dtype, device, threads, cache_dtype=cache_dtype
+            )
         else:
             backend = TorchAttentionBackend(model.kv_cache_spec, dtype, **backend_options)
         streams = make_streams(device)
         self.runner = GPUModelRunner(model, backend, batch, device=device, block_size=block_size, streams=streams)
         shape = model.kv_cache_spec.layer_shape(num_blocks, block_size)
         self.runner.kv_caches = [
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.kv_cache_spec.num_layers)
+            torch.zeros(shape, dtype=cache_dtype or dtype, device=device) for _ in range(model.kv_cache_spec.num_layers)
         ]
         if poison:  # everything but the null block
             for cache in self.runner.kv_caches:

@@ -101,17 +101,19 @@ def logits_of(model, wanted, **options):
     return [torch.stack(request.logits) for request in engine.run(wanted)]
 
 
-def test_company_pieces_and_preemption_change_no_bit(model):
-    together = logits_of(model, requests(range(NUM_REQUESTS)))
+@pytest.mark.parametrize("cache_dtype", [None, torch.bfloat16])
+def test_company_pieces_and_preemption_change_no_bit(model, cache_dtype):
+    cache = {"cache_dtype": cache_dtype}
+    together = logits_of(model, requests(range(NUM_REQUESTS)), **cache)
     some = [0, 7, 31, 63]
     assert all(len(together[index]) == 6 for index in some)
     for index in some:
-        (alone,) = logits_of(model, requests([index]))
+        (alone,) = logits_of(model, requests([index]), **cache)
         assert torch.equal(alone, together[index])
     for chunk in (1, 7, 16):
-        for index, pieces in zip(some, logits_of(model, requests(some), chunk=chunk), strict=True):
+        for index, pieces in zip(some, logits_of(model, requests(some), chunk=chunk, **cache), strict=True):
             assert torch.equal(pieces, together[index])
     preempted = requests(some, preempt_at=(2, 4))
-    for index, resumed in zip(some, logits_of(model, preempted, chunk=9), strict=True):
+    for index, resumed in zip(some, logits_of(model, preempted, chunk=9, **cache), strict=True):
         assert torch.equal(resumed, together[index])
     assert all(request.num_preemptions == 2 for request in preempted)

@@ -84,6 +84,19 @@ def test_one_call_has_the_bits_of_the_modules(threads, architecture, dtype, kind
     assert all(ns > 0 for ns in model.decoder_kernel.times)
 
 
+@pytest.mark.parametrize("kind", [None, "w8a8"])
+def test_one_call_has_the_bits_of_the_modules_over_a_cache_of_bfloat16(threads, kind):
+    model = make(threads, GPT2LMHeadModel, GPT2, kind=kind)
+    wide, expected = logits(model, chunk=16), logits(model, chunk=16, cache_dtype=torch.bfloat16)
+    use_core_decoder(model)
+    found = logits(model, chunk=16, cache_dtype=torch.bfloat16)
+    assert all(ns > 0 for ns in model.decoder_kernel.times), "the modules ran"
+    for ours, one_by_one, exact in zip(found, expected, wide, strict=True):
+        assert torch.equal(ours, one_by_one)
+        assert not torch.equal(ours[0], exact[0]), "the cache rounded nothing"
+        torch.testing.assert_close(ours[0], exact[0], atol=0.05 * float(exact[0].abs().max()), rtol=0)
+
+
 SIZES = LLAMA | {"hidden_size": 36, "intermediate_size": 53, "head_dim": 12}
 NEOX = SIZES | {"num_attention_heads": 3, "rotary_pct": 0.5}  # heads of 12, of which 6 features turn
 ROTARY = {

@@ -1,6 +1,7 @@
 """How many KV blocks a worker offers, how it takes their memory, which dtype and threads it chooses."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ from checkpoints import GPT2, LLAMA
 from fake_streams import FakeRecorder, StaticTorchBackend
 from naive_schedule import FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
 
-from rustvllm.config import CUDAGraphConfig, LoadConfig
+from rustvllm.config import CacheConfig, CUDAGraphConfig, LoadConfig
 from rustvllm.config.parallel import ParallelConfig
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.worker import host_resources, kv_cache_memory
@@ -45,7 +46,7 @@ def make(tmp_path, monkeypatch):
             "kv_cache_memory_bytes": None,
             "num_gpu_blocks_override": None,
             "swap_space": 4.0,
-            "is_fp8": False,
+            "kv_cache_dtype": "auto",
         }
         config = SimpleNamespace(
             model=SimpleNamespace(
@@ -53,7 +54,7 @@ def make(tmp_path, monkeypatch):
                 max_model_len=max_model_len, model_impl="rustvllm", logits_processors=(), logprobs_mode="raw_logprobs",
                 hidden_size=32, vocab_size=100,
             ),
-            cache=SimpleNamespace(**(options | cache)),
+            cache=CacheConfig(**(options | cache)),
             scheduler=SimpleNamespace(
                 max_num_seqs=8, max_num_batched_tokens=256, preemption_mode=preemption_mode, async_scheduling=False
             ),
@@ -82,11 +83,20 @@ def memory(monkeypatch, limit, available):
 def test_bytes_per_block(make):
     assert make().num_bytes_per_block == BYTES_PER_BLOCK
     assert make(dtype="bfloat16").num_bytes_per_block == BYTES_PER_BLOCK // 2
+    assert make(kv_cache_dtype="bfloat16").num_bytes_per_block == BYTES_PER_BLOCK // 2
+
+
+def test_a_cache_of_bfloat16_holds_twice_as_many_tokens(make):
+    wide, narrow = (make(kv_cache_memory_bytes=10 * BYTES_PER_BLOCK, kv_cache_dtype=of) for of in ("auto", "bfloat16"))
+    assert (wide.determine_num_blocks(), narrow.determine_num_blocks()) == (10, 20)
+    narrow.initialize_kv_cache(20, buffer_spec(8, 256, 8), 2)
+    assert {cache.dtype for cache in narrow.runner.kv_caches} == {torch.bfloat16}
+    assert narrow.dtype == torch.float32
 
 
 def test_a_cache_of_eight_bits_is_for_triton(make):
     with pytest.raises(ModelLoadError, match="kv_cache_dtype is fp8, which Triton's kernels alone read, but device is"):
-        make(is_fp8=True)
+        make(kv_cache_dtype="fp8")
 
 
 def test_the_override_is_taken_as_it_is(make):
@@ -182,7 +192,7 @@ def test_swap_space_in_addition_to_the_cache_must_be_there(make, monkeypatch):
         worker.determine_num_cpu_blocks(24)
     # What the message says would work does.
     fits = float(re.search("set it to ([0-9.]+) or less", str(caught.value))[1])
-    worker.config.cache.swap_space = fits
+    worker.config.cache = replace(worker.config.cache, swap_space=fits)
     assert worker.determine_num_cpu_blocks(24) >= 5
     with pytest.raises(ConfigError, match="free some, or set preemption_mode to recompute"):
         worker.determine_num_cpu_blocks(30)

@@ -12,18 +12,18 @@ use crate::attention::{
 
 /// Rows of one chunk, from those of one KV head on; after the last of `num_keys` it is there again, since keys are scored by
 /// fours, and what is too many dropped.
-pub(crate) struct CacheRows<E> {
+pub(crate) struct CacheRows<C> {
     pub(crate) chunk: usize,
     pub(crate) kv_head: usize,
     pub(crate) num_keys: usize,
-    pub(crate) keys: [*const E; CHUNK],
-    pub(crate) values: [*const E; CHUNK],
+    pub(crate) keys: [*const C; CHUNK],
+    pub(crate) values: [*const C; CHUNK],
 }
 
-impl<E> CacheRows<E> {
+impl<C> CacheRows<C> {
     /// Those of a tile, which has positions in the chunk or behind it.
     #[inline(always)]
-    pub(crate) fn of(layer: &Layer<'_, E>, tile: &Tile<'_>, chunk: usize, kv_head: usize) -> Self {
+    pub(crate) fn of<E>(layer: &Layer<'_, E, C>, tile: &Tile<'_>, chunk: usize, kv_head: usize) -> Self {
         let base = chunk * CHUNK;
         let num_keys = CHUNK.min(tile.position + tile.tokens.len() - base);
         let mut offsets = [0; CHUNK];
@@ -40,7 +40,7 @@ impl<E> CacheRows<E> {
         let last = offsets[num_keys - 1];
         offsets[num_keys..].fill(last);
         // SAFETY: the block lies within the cache, by the contract of the tile, so does each of its slots and heads.
-        let place = |start: *const E| offsets.map(|offset| unsafe { start.add(offset) });
+        let place = |start: *const C| offsets.map(|offset| unsafe { start.add(offset) });
         Self { chunk, kv_head, num_keys, keys: place(layer.keys), values: place(layer.values) }
     }
 

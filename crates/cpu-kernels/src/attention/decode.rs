@@ -30,13 +30,13 @@ const KEYS: usize = 4;
 const VALUES: usize = 32;
 
 /// Rows of the cache in the order in which they are read: keys, values, and those of the next chunk.
-struct Order<E> {
-    rows: [*const E; 2 * CHUNK + AHEAD],
+struct Order<C> {
+    rows: [*const C; 2 * CHUNK + AHEAD],
     num_keys: usize,
 }
 
-impl<E> Order<E> {
-    fn new(rows: &CacheRows<E>, next: Option<&CacheRows<E>>) -> Self {
+impl<C> Order<C> {
+    fn new(rows: &CacheRows<C>, next: Option<&CacheRows<C>>) -> Self {
         let num_keys = rows.num_keys;
         // Beyond the end of the context the last value is asked for again.
         let mut order = [rows.values[num_keys - 1]; 2 * CHUNK + AHEAD];
@@ -63,7 +63,7 @@ impl<E> Order<E> {
     #[inline(always)]
     fn ask<S: Simd>(&self, places: Range<usize>, offset: usize, len: usize) {
         for row in &self.rows[places.start + AHEAD..places.end + AHEAD] {
-            ask_row::<S, E>(row.wrapping_add(offset), len * size_of::<E>());
+            ask_row::<S, C>(row.wrapping_add(offset), len * size_of::<C>());
         }
     }
 }
@@ -76,8 +76,8 @@ impl<E> Order<E> {
 /// its blocks within the cache, and they cover the chunks up to the tile's last token; there are fewer than
 /// [`MIN_ROWS_TO_PACK`] rows to a KV head.
 #[inline(always)]
-pub(crate) unsafe fn walk<S: Simd, E: Number>(
-    layer: &Layer<'_, E>,
+pub(crate) unsafe fn walk<S: Simd, E: Number, C: Number>(
+    layer: &Layer<'_, E, C>,
     tile: &Tile<'_>,
     mut chunks: Range<usize>,
     scratch: &mut Scratch,
@@ -120,10 +120,10 @@ pub(crate) unsafe fn walk<S: Simd, E: Number>(
 }
 
 /// A chunk of the context, as the tile's rows meet it: those of each KV head that belong to it, a token's heads side by side.
-struct Chunk<'a, E> {
+struct Chunk<'a, C> {
     /// Keys and values, from those of the tile's first KV head on.
-    rows: CacheRows<E>,
-    order: Order<E>,
+    rows: CacheRows<C>,
+    order: Order<C>,
     /// Which keys each row of a KV head sees; all heads have as many rows.
     seen: &'a [Range<usize>],
     /// KV heads of the tile.
@@ -131,7 +131,7 @@ struct Chunk<'a, E> {
     dim: usize,
 }
 
-impl<E: Number> Chunk<'_, E> {
+impl<C: Number> Chunk<'_, C> {
     /// Scores of all rows with the keys.
     ///
     /// # Safety
@@ -160,9 +160,9 @@ impl<E: Number> Chunk<'_, E> {
                     unsafe {
                         let query = scratch.query.as_ptr().add(at * dim);
                         match rows {
-                            4 => score::<S, E, 4>(query, dim, &found.keys, head * dim, &range, scores, ask),
-                            2 => score::<S, E, 2>(query, dim, &found.keys, head * dim, &range, scores, ask),
-                            _ => score::<S, E, 1>(query, dim, &found.keys, head * dim, &range, scores, ask),
+                            4 => score::<S, C, 4>(query, dim, &found.keys, head * dim, &range, scores, ask),
+                            2 => score::<S, C, 2>(query, dim, &found.keys, head * dim, &range, scores, ask),
+                            _ => score::<S, C, 1>(query, dim, &found.keys, head * dim, &range, scores, ask),
                         }
                     }
                     row += rows;
@@ -208,9 +208,9 @@ impl<E: Number> Chunk<'_, E> {
                             odd: odd.as_mut_ptr().add(at * dim),
                         };
                         if rows == 2 {
-                            add_stretch::<S, E, 2>(scores, &found.values, offset, &ranges, dim, &sums, ask);
+                            add_stretch::<S, C, 2>(scores, &found.values, offset, &ranges, dim, &sums, ask);
                         } else {
-                            add_stretch::<S, E, 1>(scores, &found.values, offset, &ranges, dim, &sums, ask);
+                            add_stretch::<S, C, 1>(scores, &found.values, offset, &ranges, dim, &sums, ask);
                         }
                     }
                     row += rows;

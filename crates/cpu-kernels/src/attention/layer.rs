@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use crate::{attention::options::AttentionOptions, number::Number};
 
-/// What all tiles of a layer share. Pointers, because outputs of different tiles interleave in one array.
-pub(crate) struct Layer<'a, E> {
+/// What all tiles of a layer share: queries and outputs of `E`, a cache of `C`. Pointers, because outputs of different tiles interleave in one array.
+pub(crate) struct Layer<'a, E, C> {
     /// `[num_tokens, num_heads, head_dim]`, tokens `query_stride` elements apart.
     pub(crate) query: *const E,
     pub(crate) query_stride: usize,
     /// `[num_slots, num_kv_heads, head_dim]` each.
-    pub(crate) keys: *const E,
-    pub(crate) values: *const E,
+    pub(crate) keys: *const C,
+    pub(crate) values: *const C,
     /// `[num_tokens, num_heads, head_dim]`, contiguous.
     pub(crate) out: *mut E,
     pub(crate) num_heads: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Layer<'a, E> {
 
 // SAFETY: everything but `out` is only read; of `out` each tile writes the rows of its own tokens and heads, which no
 // other tile has.
-unsafe impl<E: Number> Sync for Layer<'_, E> {}
+unsafe impl<E: Number, C: Number> Sync for Layer<'_, E, C> {}
 
 /// Which part of a layer.
 pub(crate) struct Tile<'a> {

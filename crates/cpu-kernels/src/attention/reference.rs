@@ -5,6 +5,7 @@ use crate::{
         AttentionError, CacheLayout, TokenRows, batch::RaggedBatch, check_attend, options::AttentionOptions,
     },
     element::Element,
+    number::Number,
 };
 
 /// See [`crate::attend`].
@@ -12,11 +13,11 @@ use crate::{
 /// # Errors
 ///
 /// As there.
-pub fn attend<E: Element>(
+pub fn attend<E: Element, C: Number>(
     batch: &RaggedBatch,
     query: TokenRows<'_, E>,
     num_heads: usize,
-    cache: &[E],
+    cache: &[C],
     layout: CacheLayout,
     options: &AttentionOptions<'_>,
     out: &mut [E],
@@ -65,16 +66,16 @@ pub fn attend<E: Element>(
     Ok(())
 }
 
-fn dot<E: Element>(a: &[E], b: &[E]) -> f64 {
+fn dot<E: Number, C: Number>(a: &[E], b: &[C]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(a.widen()) * f64::from(b.widen())).sum()
 }
 
 /// See [`crate::write_kv`], of whose checks the caller makes sure.
-pub fn write_kv<E: Element>(
+pub fn write_kv<E: Element, C: Number>(
     batch: &RaggedBatch,
     key: TokenRows<'_, E>,
     value: TokenRows<'_, E>,
-    cache: &mut [E],
+    cache: &mut [C],
     layout: CacheLayout,
 ) {
     let row = layout.row();
@@ -82,8 +83,8 @@ pub fn write_kv<E: Element>(
     for (token, &slot) in batch.slot_mapping().iter().enumerate() {
         if slot >= 0 {
             for d in 0..row {
-                cache[slot as usize * row + d] = key.row(token, row)[d];
-                cache[half + slot as usize * row + d] = value.row(token, row)[d];
+                cache[slot as usize * row + d] = C::narrow(key.row(token, row)[d].widen());
+                cache[half + slot as usize * row + d] = C::narrow(value.row(token, row)[d].widen());
             }
         }
     }

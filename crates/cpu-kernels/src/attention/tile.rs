@@ -27,17 +27,17 @@ use crate::{
 const MOST_SCORE_ROWS: usize = 4;
 
 /// One compiled form of [`tile`].
-pub(crate) type TileFn<E> = unsafe fn(&Layer<'_, E>, &Tile<'_>, &mut Scratch);
+pub(crate) type TileFn<E, C> = unsafe fn(&Layer<'_, E, C>, &Tile<'_>, &mut Scratch);
 
 /// The forms of [`tile`] for few and for many rows of a KV head: functions apart, or the one takes registers from the other.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Tiles<E: 'static> {
-    few: TileFn<E>,
-    many: TileFn<E>,
+pub(crate) struct Tiles<E: 'static, C: 'static> {
+    few: TileFn<E, C>,
+    many: TileFn<E, C>,
 }
 
-impl<E> Tiles<E> {
-    pub(crate) fn taking(&self, rows_per_head: usize) -> TileFn<E> {
+impl<E, C> Tiles<E, C> {
+    pub(crate) fn taking(&self, rows_per_head: usize) -> TileFn<E, C> {
         if rows_per_head < MIN_ROWS_TO_PACK { self.few } else { self.many }
     }
 }
@@ -49,8 +49,8 @@ impl<E> Tiles<E> {
 /// The machine has the instructions of `S`; `head_dim` is a multiple of its lanes; the tile lies within the arrays of the
 /// layer, its blocks within the cache, and they cover the positions up to that of its last token.
 #[inline(always)]
-unsafe fn tile<S: Simd, E: Number, const FEW: bool>(
-    layer: &Layer<'_, E>,
+unsafe fn tile<S: Simd, E: Number, C: Number, const FEW: bool>(
+    layer: &Layer<'_, E, C>,
     tile: &Tile<'_>,
     scratch: &mut Scratch,
 ) {
@@ -72,9 +72,9 @@ unsafe fn tile<S: Simd, E: Number, const FEW: bool>(
     // SAFETY: the caller gives a tile of the layer's arrays, and promises the instructions.
     unsafe {
         if FEW {
-            decode::walk::<S, E>(layer, tile, chunks, scratch);
+            decode::walk::<S, E, C>(layer, tile, chunks, scratch);
         } else {
-            attend_heads::<S, E>(layer, tile, chunks, scratch);
+            attend_heads::<S, E, C>(layer, tile, chunks, scratch);
         }
     }
 
@@ -97,8 +97,8 @@ unsafe fn tile<S: Simd, E: Number, const FEW: bool>(
 ///
 /// See [`tile`]; the scratch has a place for each row.
 #[inline(always)]
-unsafe fn attend_heads<S: Simd, E: Number>(
-    layer: &Layer<'_, E>,
+unsafe fn attend_heads<S: Simd, E: Number, C: Number>(
+    layer: &Layer<'_, E, C>,
     tile: &Tile<'_>,
     chunks: Range<usize>,
     scratch: &mut Scratch,
@@ -117,13 +117,13 @@ unsafe fn attend_heads<S: Simd, E: Number>(
         unsafe {
             let num_keys = rows.num_keys;
             let packed = CacheRows {
-                keys: pack::<S, E>(&rows.keys, num_keys.next_multiple_of(4), dim, &mut scratch.packed_keys),
-                values: pack::<S, E>(&rows.values, num_keys, dim, &mut scratch.packed_values),
+                keys: pack::<S, C>(&rows.keys, num_keys.next_multiple_of(4), dim, &mut scratch.packed_keys),
+                values: pack::<S, C>(&rows.values, num_keys, dim, &mut scratch.packed_values),
                 chunk: rows.chunk,
                 kv_head: rows.kv_head,
                 num_keys,
             };
-            attend_chunk::<S, E>(layer, tile, &packed, next.as_ref().unwrap_or(&rows), first_row, scratch);
+            attend_chunk::<S, E, C>(layer, tile, &packed, next.as_ref().unwrap_or(&rows), first_row, scratch);
         }
     }
 }
@@ -134,7 +134,12 @@ unsafe fn attend_heads<S: Simd, E: Number>(
 ///
 /// Tokens and heads lie within `layer.query`.
 #[inline(always)]
-unsafe fn load_queries<E: Number>(layer: &Layer<'_, E>, tile: &Tile<'_>, group: usize, query: &mut Vec<f32>) {
+unsafe fn load_queries<E: Number, C>(
+    layer: &Layer<'_, E, C>,
+    tile: &Tile<'_>,
+    group: usize,
+    query: &mut Vec<f32>,
+) {
     query.clear();
     for kv_head in tile.kv_heads.clone() {
         for token in tile.tokens.clone() {
@@ -155,8 +160,8 @@ unsafe fn load_queries<E: Number>(layer: &Layer<'_, E>, tile: &Tile<'_>, group: 
 /// The first `num_rows` pointers are those of `dim` elements, a multiple of the lanes of `S`; the machine has its
 /// instructions.
 #[inline(always)]
-unsafe fn pack<S: Simd, E: Number>(
-    rows: &[*const E; CHUNK],
+unsafe fn pack<S: Simd, C: Number>(
+    rows: &[*const C; CHUNK],
     num_rows: usize,
     dim: usize,
     packed: &mut Vec<f32>,
@@ -166,7 +171,7 @@ unsafe fn pack<S: Simd, E: Number>(
     for (j, row) in rows[..num_rows].iter().enumerate() {
         for i in (0..dim).step_by(S::LANES) {
             // SAFETY: `dim` elements are there to be read, and in row `j` of `packed` to be written.
-            unsafe { S::store(start.add(j * dim + i), E::load::<S>(row.add(i))) };
+            unsafe { S::store(start.add(j * dim + i), C::load::<S>(row.add(i))) };
         }
     }
     // SAFETY: `packed` has CHUNK rows.
@@ -179,11 +184,11 @@ unsafe fn pack<S: Simd, E: Number>(
 ///
 /// See [`tile`]; `found` (its keys up to a multiple of four) points at rows of `head_dim` elements.
 #[inline(always)]
-unsafe fn attend_chunk<S: Simd, E: Number>(
-    layer: &Layer<'_, E>,
+unsafe fn attend_chunk<S: Simd, E: Number, C: Number>(
+    layer: &Layer<'_, E, C>,
     tile: &Tile<'_>,
     found: &CacheRows<f32>,
-    next: &CacheRows<E>,
+    next: &CacheRows<C>,
     first_row: usize,
     scratch: &mut Scratch,
 ) {
@@ -207,7 +212,7 @@ unsafe fn attend_chunk<S: Simd, E: Number>(
             // SAFETY: the rows lie within the tile, `found` has rows of `head_dim` elements by the contract of this
             // function, and the scratch has a place for each.
             unsafe {
-                attend_rows::<S, E>(layer, tile, found, &who, &mut scores, scratch, &mut ahead);
+                attend_rows::<S, E, C>(layer, tile, found, &who, &mut scores, scratch, &mut ahead);
             };
         }
         row += rows;
@@ -226,14 +231,14 @@ struct RowGroup {
 ///
 /// See [`attend_chunk`]; there is one row, or `S::SCORE_ROWS`.
 #[inline(always)]
-unsafe fn attend_rows<S: Simd, E: Number>(
-    layer: &Layer<'_, E>,
+unsafe fn attend_rows<S: Simd, E: Number, C: Number>(
+    layer: &Layer<'_, E, C>,
     tile: &Tile<'_>,
     found: &CacheRows<f32>,
     who: &RowGroup,
     scores: &mut [[f32; CHUNK]; MOST_SCORE_ROWS],
     scratch: &mut Scratch,
-    ahead: &mut Ahead<'_, E>,
+    ahead: &mut Ahead<'_, C>,
 ) {
     let dim = layer.head_dim;
     let group = layer.num_heads / layer.num_kv_heads;
@@ -290,17 +295,21 @@ macro_rules! entry_points {
             ///
             /// See [`tile`](super::tile).
             $(#[target_feature(enable = $features)])?
-            unsafe fn form<E: Number, const FEW: bool>(
-                layer: &Layer<'_, E>,
+            unsafe fn form<E: Number, C: Number, const FEW: bool>(
+                layer: &Layer<'_, E, C>,
                 part: &Tile<'_>,
                 scratch: &mut Scratch,
             ) {
                 // SAFETY: the caller gives a tile within the layer's arrays; `Kernel::available` lists this form only
                 // where its instructions were found.
-                unsafe { tile::<$simd, E, FEW>(layer, part, scratch) }
+                unsafe { tile::<$simd, E, C, FEW>(layer, part, scratch) }
             }
-            pub(crate) const F32: Tiles<f32> = Tiles { few: form::<f32, true>, many: form::<f32, false> };
-            pub(crate) const BF16: Tiles<bf16> = Tiles { few: form::<bf16, true>, many: form::<bf16, false> };
+            const fn tiles<E: Number, C: Number>() -> Tiles<E, C> {
+                Tiles { few: form::<E, C, true>, many: form::<E, C, false> }
+            }
+            pub(crate) const F32: Tiles<f32, f32> = tiles();
+            pub(crate) const BF16: Tiles<bf16, bf16> = tiles();
+            pub(crate) const F32_OVER_BF16: Tiles<f32, bf16> = tiles();
         }
     };
 }

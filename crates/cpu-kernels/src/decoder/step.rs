@@ -14,7 +14,7 @@ use crate::{
         options::AttentionOptions,
         write_kv,
     },
-    element::Element,
+    element::{CacheElement, Element},
     finish::Activation,
     gates::apply_gates,
     kernel::Kernel,
@@ -108,12 +108,12 @@ impl<'a, E: Element> Step<'a, E> {
 
     /// One block: `hidden` is the stream before and after it.
     #[expect(clippy::too_many_arguments, reason = "the arrays of a block")]
-    pub(super) fn run(
+    pub(super) fn run<C: CacheElement<E>>(
         &mut self,
         block: &DecoderBlock,
         batch: &RaggedBatch,
         hidden: &mut [E],
-        cache: &mut [E],
+        cache: &mut [C],
         layout: CacheLayout,
         rotary: &[Rotary<'_>],
         threads: &Threads,
@@ -166,13 +166,13 @@ impl<'a, E: Element> Step<'a, E> {
 
     /// Attention on the normed stream: added to it, or (`adds` off) in its place.
     #[expect(clippy::too_many_arguments, reason = "the arrays of a block")]
-    pub(super) fn attend(
+    pub(super) fn attend<C: CacheElement<E>>(
         &mut self,
         block: &DecoderBlock,
         adds: bool,
         batch: &RaggedBatch,
         hidden: &mut [E],
-        cache: &mut [E],
+        cache: &mut [C],
         layout: CacheLayout,
         rotary: &[Rotary<'_>],
         threads: &Threads,
@@ -209,7 +209,7 @@ impl<'a, E: Element> Step<'a, E> {
 
         let part = |first: usize| TokenRows { data: self.qkv.get(first..).unwrap_or(&[]), stride: qkv_row };
         let (query, key, value) = (part(0), part(query_row), part(query_row + key_row));
-        write_kv(batch, key, value, cache, layout)?;
+        write_kv(batch, key, value, cache, layout, products)?;
         let options = AttentionOptions {
             scale: block.scale,
             sliding_window: block.sliding_window,

@@ -5,7 +5,8 @@
 mod numbers;
 
 use cpu_kernels::{
-    AttentionOptions, CacheLayout, Element, Kernel, RaggedBatch, Threads, TokenRows, attend, write_kv,
+    AttentionOptions, CacheElement, CacheLayout, Element, Kernel, RaggedBatch, Threads, TokenRows, attend,
+    write_kv,
 };
 use numbers::Numbers;
 use proptest::prelude::*;
@@ -46,8 +47,8 @@ pub fn cases() -> impl Strategy<Value = Case> {
         })
 }
 
-/// Arrays of a step.
-pub struct Step<E> {
+/// Arrays of a step: queries, keys and values of `E`, a cache of `C`.
+pub struct Step<E, C = E> {
     pub layout: CacheLayout,
     pub num_heads: usize,
     pub query_start_loc: Vec<i32>,
@@ -58,10 +59,10 @@ pub struct Step<E> {
     pub key: Vec<E>,
     pub value: Vec<E>,
     /// With what was computed before; all else is NaN.
-    pub cache: Vec<E>,
+    pub cache: Vec<C>,
 }
 
-impl<E: Element> Step<E> {
+impl<E: Element, C: Element + CacheElement<E>> Step<E, C> {
     /// The requests of a case, or some of them: a request's numbers are the same with any others.
     pub fn new(case: &Case, chosen: &[usize]) -> Self {
         let mut order = Numbers(case.seed);
@@ -91,7 +92,7 @@ impl<E: Element> Step<E> {
             query: Vec::new(),
             key: Vec::new(),
             value: Vec::new(),
-            cache: vec![E::narrow(f32::NAN); 2 * half],
+            cache: vec![C::narrow(f32::NAN); 2 * half],
         };
         for (index, (&which, request)) in chosen.iter().zip(&requests).enumerate() {
             let mut numbers = Numbers(case.seed ^ (which as u64 + 1));
@@ -101,10 +102,12 @@ impl<E: Element> Step<E> {
             }
             for position in 0..request.0 + request.1 {
                 let slot = blocks[position / case.block_size] * case.block_size + position % case.block_size;
-                let (key, value) = (numbers.many(row), numbers.many(row));
+                let (key, value) = (numbers.many::<E>(row), numbers.many::<E>(row));
                 if position < request.0 {
-                    step.cache[slot * row..][..row].copy_from_slice(&key);
-                    step.cache[half + slot * row..][..row].copy_from_slice(&value);
+                    let kept =
+                        |numbers: &[E]| numbers.iter().map(|x| C::narrow(x.widen())).collect::<Vec<_>>();
+                    step.cache[slot * row..][..row].copy_from_slice(&kept(&key));
+                    step.cache[half + slot * row..][..row].copy_from_slice(&kept(&value));
                 } else {
                     step.slot_mapping.push(slot as i32);
                     step.key.extend(key);
@@ -140,7 +143,8 @@ impl<E: Element> Step<E> {
     /// Write, then attend.
     pub fn run(&self, kernel: &Kernel, threads: &Threads, options: &AttentionOptions<'_>) -> Vec<E> {
         let (batch, mut cache) = (self.batch(), self.cache.clone());
-        write_kv(&batch, self.rows(&self.key), self.rows(&self.value), &mut cache, self.layout).unwrap();
+        write_kv(&batch, self.rows(&self.key), self.rows(&self.value), &mut cache, self.layout, kernel)
+            .unwrap();
         let mut out = vec![E::narrow(f32::NAN); self.query.len()];
         let query = self.rows(&self.query);
         attend(&batch, query, self.num_heads, &cache, self.layout, options, kernel, threads, &mut out)

@@ -3,8 +3,8 @@
 use std::{num::NonZeroU32, sync::Arc};
 
 use ::cpu_kernels::{
-    AttentionError, AttentionOptions, BatchError, CacheLayout, Element, Kernel, RaggedBatch, Threads,
-    TokenRows, attend, attention::work, bf16, write_kv,
+    AttentionError, AttentionOptions, BatchError, CacheElement, CacheLayout, Element, Kernel, RaggedBatch,
+    Threads, TokenRows, attend, attention::work, bf16, write_kv,
 };
 use pyo3::{
     buffer::{self, PyBuffer},
@@ -127,26 +127,34 @@ impl CpuAttentionPlan {
         let sliding_window = sliding_window.transpose()?;
         let options = AttentionOptions { scale, sliding_window, soft_cap, alibi_slopes: &alibi_slopes };
         let arrays = [query, key, value, kv_cache, out];
-        if PyBuffer::<f32>::get(query).is_ok() {
-            self.forward_as::<f32, f32>(py, arrays, &options)
+        if PyBuffer::<f32>::get(query).is_err() {
+            self.forward_as::<u16, bf16, u16, bf16>(py, arrays, &options)
+        } else if PyBuffer::<u16>::get(kv_cache).is_ok() {
+            self.forward_as::<f32, f32, u16, bf16>(py, arrays, &options)
         } else {
-            self.forward_as::<u16, bf16>(py, arrays, &options)
+            self.forward_as::<f32, f32, f32, f32>(py, arrays, &options)
         }
     }
 }
 
 impl CpuAttentionPlan {
-    /// `T` is what the buffers say they hold, `E` what that means.
-    fn forward_as<T: buffer::Element + Sync, E: Element>(
+    /// `T` is what the buffers say they hold, `E` what that means; `K` and `C` of the cache.
+    fn forward_as<T, E, K, C>(
         &self,
         py: Python<'_>,
         [query, key, value, kv_cache, out]: [&Bound<'_, PyAny>; 5],
         options: &AttentionOptions<'_>,
-    ) -> PyResult<()> {
+    ) -> PyResult<()>
+    where
+        T: buffer::Element + Sync,
+        E: Element,
+        K: buffer::Element + Sync,
+        C: Element + CacheElement<E>,
+    {
         let query = Array::<T>::new("query", query, 3)?;
         let key = Array::<T>::new("key", key, 3)?;
         let value = Array::<T>::new("value", value, 3)?;
-        let cache = Array::<T>::new("kv_cache", kv_cache, 5)?;
+        let cache = Array::<K>::new("kv_cache", kv_cache, 5)?;
         let out = Array::<T>::new("out", out, 3)?;
         let (num_heads, head_dim) = (query.shape()[1], query.shape()[2]);
         let layout = cache.layout()?;
@@ -173,10 +181,10 @@ impl CpuAttentionPlan {
         // SAFETY: both are writable and contiguous, share no byte with each other or with what is read, and stay where they
         // are while the views live. That no other thread of Python touches them meanwhile is the caller's part, as with
         // every call of numpy and torch.
-        let (cache, out) = unsafe { (cache.as_mut_slice::<E>(), out.as_mut_slice::<E>()) };
+        let (cache, out) = unsafe { (cache.as_mut_slice::<C>(), out.as_mut_slice::<E>()) };
         let kernel = Kernel::best(head_dim);
         let mut compute = || {
-            write_kv(&self.batch, key, value, cache, layout)?;
+            write_kv(&self.batch, key, value, cache, layout, kernel)?;
             attend(&self.batch, query, num_heads, cache, layout, options, kernel, &self.threads, out)
         };
         let done = if work(&self.batch, num_heads, head_dim) >= MIN_WORK_TO_DETACH {
@@ -198,7 +206,8 @@ impl<T: buffer::Element> Array<T> {
     pub(crate) fn new(name: &'static str, array: &Bound<'_, PyAny>, dimensions: usize) -> PyResult<Self> {
         let view = native_buffer::<T>(array).map_err(|error| {
             PyTypeError::new_err(format!(
-                "{name} must be an array of float32, or of bfloat16 seen as uint16, as all others: {error}"
+                "{name} must be an array of float32, or of bfloat16 seen as uint16, as all others (a KV cache may hold \
+                 bfloat16 for queries of float32): {error}"
             ))
         })?;
         if view.dimensions() != dimensions {
@@ -330,7 +339,7 @@ impl<T: buffer::Element> Array<T> {
         Ok((start, start + self.extent()? * size_of::<T>()))
     }
 
-    fn expect_apart(&self, other: &Self) -> PyResult<()> {
+    fn expect_apart<U: buffer::Element>(&self, other: &Array<U>) -> PyResult<()> {
         let ((start, end), (other_start, other_end)) = (self.place()?, other.place()?);
         if start < other_end && other_start < end {
             let message =

@@ -7,8 +7,8 @@ use std::{
 };
 
 use ::cpu_kernels::{
-    AdapterTokens, Angles, CacheLayout, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm,
-    DecoderOut, DecoderTimes, Element, Heads, Logits, NormKind, Turn, bf16,
+    AdapterTokens, Angles, CacheElement, CacheLayout, Decoder, DecoderAdapter, DecoderBlock, DecoderError,
+    DecoderNorm, DecoderOut, DecoderTimes, Element, Heads, Logits, NormKind, Turn, bf16,
 };
 use pyo3::{
     buffer::{self, PyBuffer},
@@ -285,10 +285,13 @@ impl CpuDecoder {
     ) -> PyResult<(u64, u64, u64)> {
         match &kv_caches.caches {
             Caches::Wide(caches) => {
-                self.attend_as::<f32, f32>(py, plan, block, adds, hidden, positions, caches)
+                self.attend_as::<f32, f32, f32, f32>(py, plan, block, adds, hidden, positions, caches)
+            }
+            Caches::Narrow(caches) if is_wide(hidden) => {
+                self.attend_as::<f32, f32, u16, bf16>(py, plan, block, adds, hidden, positions, caches)
             }
             Caches::Narrow(caches) => {
-                self.attend_as::<u16, bf16>(py, plan, block, adds, hidden, positions, caches)
+                self.attend_as::<u16, bf16, u16, bf16>(py, plan, block, adds, hidden, positions, caches)
             }
         }
     }
@@ -302,7 +305,7 @@ impl CpuDecoder {
         hidden: &Bound<'_, PyAny>,
         adds: bool,
     ) -> PyResult<(u64, u64, u64)> {
-        if PyBuffer::<f32>::get(hidden).is_ok() {
+        if is_wide(hidden) {
             self.multiply_as::<f32, f32>(py, plan, block, adds, hidden)
         } else {
             self.multiply_as::<u16, bf16>(py, plan, block, adds, hidden)
@@ -329,17 +332,20 @@ impl CpuDecoder {
             .collect();
         match &kv_caches.caches {
             Caches::Wide(caches) => {
-                self.forward_as::<f32, f32>(py, plan, hidden, positions, caches, &adapters, end)
+                self.forward_as::<f32, f32, f32, f32>(py, plan, hidden, positions, caches, &adapters, end)
+            }
+            Caches::Narrow(caches) if is_wide(hidden) => {
+                self.forward_as::<f32, f32, u16, bf16>(py, plan, hidden, positions, caches, &adapters, end)
             }
             Caches::Narrow(caches) => {
-                self.forward_as::<u16, bf16>(py, plan, hidden, positions, caches, &adapters, end)
+                self.forward_as::<u16, bf16, u16, bf16>(py, plan, hidden, positions, caches, &adapters, end)
             }
         }
     }
 
     /// As `forward_as`, of the attention of a block.
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
-    fn attend_as<T: buffer::Element + Sync, E: Element>(
+    fn attend_as<T, E, K, C>(
         &self,
         py: Python<'_>,
         plan: &CpuAttentionPlan,
@@ -347,8 +353,14 @@ impl CpuDecoder {
         adds: bool,
         hidden: &Bound<'_, PyAny>,
         positions: &Bound<'_, PyAny>,
-        caches: &CachesOf<T>,
-    ) -> PyResult<(u64, u64, u64)> {
+        caches: &CachesOf<K>,
+    ) -> PyResult<(u64, u64, u64)>
+    where
+        T: buffer::Element + Sync,
+        E: Element,
+        K: buffer::Element + Sync,
+        C: Element + CacheElement<E>,
+    {
         let hidden = self.stream::<T>(plan, hidden)?;
         let positions = int32_array("positions", positions, 1)?;
         let positions = int32_slice(&positions)?;
@@ -362,7 +374,7 @@ impl CpuDecoder {
         expect_apart(places, "hidden, positions and the KV caches overlap, but some are written")?;
         // SAFETY: both are writable and contiguous, share no byte with each other, and stay where they are while the views live.
         // That no other thread of Python touches them meanwhile is the caller's part, as with every call of numpy.
-        let (hidden, cache) = unsafe { (hidden.as_mut_slice::<E>(), cache.as_mut_slice::<E>()) };
+        let (hidden, cache) = unsafe { (hidden.as_mut_slice::<E>(), cache.as_mut_slice::<C>()) };
         let (batch, threads, layout) = (&plan.batch, &plan.threads, caches.layout);
         py.detach(|| {
             let mut angles = self.angles.lock().unwrap_or_else(PoisonError::into_inner);
@@ -404,18 +416,24 @@ impl CpuDecoder {
         Ok(rows)
     }
 
-    /// `T` is what the buffers say they hold, `E` what that means.
+    /// `T` is what the buffers say they hold, `E` what that means; `K` and `C` of the caches.
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
-    fn forward_as<T: buffer::Element + Sync, E: Element>(
+    fn forward_as<T, E, K, C>(
         &self,
         py: Python<'_>,
         plan: &CpuAttentionPlan,
         hidden: &Bound<'_, PyAny>,
         positions: &Bound<'_, PyAny>,
-        caches: &CachesOf<T>,
+        caches: &CachesOf<K>,
         adapters: &[AdapterTokens<'_>],
         end: &End<'_, '_>,
-    ) -> PyResult<(u64, u64, u64)> {
+    ) -> PyResult<(u64, u64, u64)>
+    where
+        T: buffer::Element + Sync,
+        E: Element,
+        K: buffer::Element + Sync,
+        C: Element + CacheElement<E>,
+    {
         let hidden = self.stream::<T>(plan, hidden)?;
         let positions = int32_array("positions", positions, 1)?;
         let positions = int32_slice(&positions)?;
@@ -463,8 +481,8 @@ impl CpuDecoder {
             std::slice::from_raw_parts_mut(ids.buf_ptr().cast::<i32>(), ids.item_count())
         });
         // SAFETY: likewise; each is there once.
-        let mut own: Vec<&mut [E]> =
-            caches.own.iter().map(|cache| unsafe { cache.as_mut_slice::<E>() }).collect();
+        let mut own: Vec<&mut [C]> =
+            caches.own.iter().map(|cache| unsafe { cache.as_mut_slice::<C>() }).collect();
         let (batch, threads, of_block, layout) =
             (&plan.batch, &plan.threads, &caches.of_block, caches.layout);
         let out = match end {
@@ -481,6 +499,11 @@ impl CpuDecoder {
             .map_err(decoder_error)?;
         Ok(nanoseconds(times))
     }
+}
+
+/// Whether a stream has 32 bits: its caches may have 16 then.
+fn is_wide(hidden: &Bound<'_, PyAny>) -> bool {
+    PyBuffer::<f32>::get(hidden).is_ok()
 }
 
 /// First byte, byte after the last.

@@ -19,7 +19,7 @@ def describe_engine(config: EngineConfig, num_blocks: int) -> list[str]:
         f"Model       {model.served_model_name[0]} ({model.architecture}, context {model.max_model_len} tokens)",
         _device_line(config),
         f"KV cache    {usable} blocks of {cache.block_size} tokens = {usable * cache.block_size} tokens"
-        + (", in eight bits (e4m3)" if cache.is_fp8 else "")
+        + ("" if cache.kv_cache_dtype == "auto" else f", in {'eight bits (e4m3)' if cache.is_fp8 else 'bfloat16'}")
         + (f", prefix caching ({_hash_function(cache)})" if cache.enable_prefix_caching else ""),
         f"Concurrency up to {scheduler.max_num_seqs} requests; the KV cache holds {full_length:.1f} of full length",
     ]

@@ -156,7 +156,12 @@ def _ints(tensor: Tensor) -> _Ints:
 
 
 def load_draft_model(
-    config: EngineConfig, draft: ModelConfig, dtype: torch.dtype, available_memory: int, threads: CpuThreads
+    config: EngineConfig,
+    draft: ModelConfig,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    available_memory: int,
+    threads: CpuThreads,
 ) -> DraftModel:
     """Load a second model, on the CPU.
 
@@ -164,6 +169,7 @@ def load_draft_model(
         config: Of the engine.
         draft: Of the second model.
         dtype: Of both.
+        cache_dtype: Of the caches of both.
         available_memory: Bytes that are free.
         threads: Which compute both.
 
@@ -194,7 +200,7 @@ def load_draft_model(
         device,
         threads,
         batch_invariant=config.device.batch_invariant,
-        kv_cache_is_fp8=config.cache.is_fp8,
+        cache_dtype=cache_dtype,
     )
     return DraftModel(
         model, backend, max_num_seqs=config.scheduler.max_num_seqs, max_model_len=longest, block_size=block_size
