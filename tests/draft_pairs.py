@@ -32,6 +32,7 @@ WORLDS = {
     "overlapping": {**ORDINARY, "async_scheduling": True},
     "without cached prefixes": {**ORDINARY, "enable_prefix_caching": False},
     "over a cache of bfloat16": {**ORDINARY, "kv_cache_dtype": "bfloat16"},
+    "over a cache of int8": {**ORDINARY, "kv_cache_dtype": "int8_per_token_head"},
 }
 CELLS = {
     "greedy": {"temperature": 0},

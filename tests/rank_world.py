@@ -97,7 +97,8 @@ def run_steps(model, dtype, threads, adapters=None, cache_dtype=None):
     backend = make_attention_backend("cpu", model.kv_cache_spec, dtype, cpu, threads, cache_dtype=cache_dtype)
     rng = np.random.default_rng(5)
     tokens = [rng.integers(0, model.vocab_size, length + NUM_DECODES).astype(np.int32) for length in PROMPT_LENGTHS]
-    shape = model.kv_cache_spec.layer_shape(1 + len(tokens) * BLOCKS_PER_SEQUENCE, BLOCK_SIZE)
+    num_blocks = 1 + len(tokens) * BLOCKS_PER_SEQUENCE
+    shape = model.kv_cache_spec.layer_shape(num_blocks, BLOCK_SIZE, cache_dtype)
     caches = [torch.zeros(shape, dtype=cache_dtype or dtype) for _ in range(model.kv_cache_spec.num_layers)]
     table = 1 + np.arange(len(tokens) * BLOCKS_PER_SEQUENCE, dtype=np.int32).reshape(len(tokens), BLOCKS_PER_SEQUENCE)
     computed = [0] * len(tokens)

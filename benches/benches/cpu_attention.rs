@@ -2,8 +2,8 @@
 //! as in a step, so that the cache of none stays near.
 
 use cpu_kernels::{
-    AttentionOptions, CacheElement, CacheLayout, Element, Kernel, RaggedBatch, Threads, TokenRows, attend,
-    bf16,
+    AttentionOptions, CacheElement, CacheLayout, Element, Int8Head, Kernel, RaggedBatch, Threads, TokenRows,
+    attend, bf16, reference::PlainHead,
 };
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 
@@ -21,7 +21,7 @@ const STEPS: [(&str, usize, usize, usize); 4] = [
 /// All layers' caches together have so many bytes: more than processors keep.
 const CACHE_BYTES: usize = 256 << 20;
 
-fn step<E: Element, C: CacheElement<E>>(criterion: &mut Criterion, dtype: &str) {
+fn step<E: Element, C: PlainHead + CacheElement<E>>(criterion: &mut Criterion, dtype: &str) {
     for (name, num_reqs, computed, new) in STEPS {
         let seq_len = computed + new;
         let columns = seq_len.div_ceil(BLOCK_SIZE);
@@ -37,8 +37,9 @@ fn step<E: Element, C: CacheElement<E>>(criterion: &mut Criterion, dtype: &str) 
             RaggedBatch::new(BLOCK_SIZE, &starts, &lens, &table, &vec![-1; num_tokens]).expect("a good step");
         let number = |i: usize| (i * 37 % 101) as f32 / 50.0 - 1.0;
         let query: Vec<E> = (0..num_tokens * NUM_HEADS * HEAD_DIM).map(|i| E::narrow(number(i))).collect();
-        let cache: Vec<C> =
-            (0..2 * num_blocks * BLOCK_SIZE * layout.row()).map(|i| C::narrow(number(i))).collect();
+        let head = |head: usize| -> Vec<f32> { (0..HEAD_DIM).map(|i| number(head * HEAD_DIM + i)).collect() };
+        let heads = 0..2 * num_blocks * BLOCK_SIZE * NUM_HEADS;
+        let cache: Vec<C> = heads.flat_map(|index| C::kept(&head(index))).collect();
         let num_layers = CACHE_BYTES.div_ceil(size_of_val(&cache[..]));
         let caches = vec![cache; num_layers];
         let mut layers = caches.iter().cycle();
@@ -65,6 +66,8 @@ fn attention(criterion: &mut Criterion) {
     step::<f32, f32>(criterion, "f32");
     step::<bf16, bf16>(criterion, "bf16");
     step::<f32, bf16>(criterion, "f32 over bf16");
+    step::<f32, Int8Head>(criterion, "f32 over int8");
+    step::<bf16, Int8Head>(criterion, "bf16 over int8");
 }
 
 criterion_group!(benches, attention);

@@ -150,7 +150,7 @@ def measure(core: EngineCore, batch_size: int, context: int, num_steps: int) -> 
     if model.lm_head is not None:
         weights -= model.embed_tokens.weight.nbytes
     spec = model.kv_cache_spec
-    per_token = spec.bytes_per_block(1, runner.kv_caches[0].itemsize)
+    per_token = spec.bytes_per_block(1, runner.kv_caches[0].dtype)
     cache = batch_size * (context + NUM_WARMUPS + num_steps // 2) * per_token
     read = read_ms(weights + cache)
     return {

@@ -25,8 +25,10 @@ VARIANTS: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16-cache": {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
+    "int8-cache": {"dtype": "float32", "kv_cache_dtype": "int8_per_token_head"},
     "int8": {"dtype": "float32", "quantization": "int8"},
     "int8-bfloat16-cache": {"dtype": "float32", "quantization": "int8", "kv_cache_dtype": "bfloat16"},
+    "int8-int8-cache": {"dtype": "float32", "quantization": "int8", "kv_cache_dtype": "int8_per_token_head"},
     "int8-g32": {"dtype": "float32", "quantization": "int8-g32"},
     "int8-g64": {"dtype": "float32", "quantization": "int8-g64"},
     "int4-g32": {"dtype": "float32", "quantization": "int4-g32"},
@@ -94,7 +96,7 @@ def measure(model: str | None, variant: dict[str, str], text: str, num_windows: 
             lens = torch.tensor([0, len(window)], dtype=torch.int32).numpy()
             table = torch.arange(1, num_blocks + 1, dtype=torch.int32)[None]
             plan = runner.backend.plan(AttentionMetadata(block_size, table, positions + block_size, lens, lens[1:]))
-            shape = spec.layer_shape(num_blocks + 1, block_size)
+            shape = spec.layer_shape(num_blocks + 1, block_size, worker.cache_dtype)
             caches = [torch.zeros(shape, dtype=worker.cache_dtype) for _ in range(spec.num_layers)]
             hidden = runner.model(window, positions, caches, plan)
             logprobs = runner.model.compute_logits(hidden).double().log_softmax(-1)

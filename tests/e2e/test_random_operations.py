@@ -87,7 +87,7 @@ def run(engine, requests):
     params=[
         ("llama", "int8", "auto"),
         ("llama", "int4-g32", "bfloat16"),
-        ("gpt-neox", "int4-g32", "auto"),
+        ("gpt-neox", "int4-g32", "int8_per_token_head"),
         ("gemma3", "int8", "bfloat16"),
     ],
     ids="-".join,
@@ -101,8 +101,8 @@ def world(request, tmp_path_factory):
     engine = LLMEngine.from_engine_args(EngineArgs(**arguments, num_gpu_blocks_override=100))
     runner = engine.engine_core.core.executor._runner
     model = runner.model
-    cache_dtype = torch.float32 if kv_cache_dtype == "auto" else torch.bfloat16
-    assert {cache.dtype for cache in runner.kv_caches} == {cache_dtype}
+    cache_dtypes = {"auto": torch.float32, "bfloat16": torch.bfloat16, "int8_per_token_head": torch.int8}
+    assert {cache.dtype for cache in runner.kv_caches} == {cache_dtypes[kv_cache_dtype]}
     kinds = {module.kernel.packed.kind for module in model.modules() if isinstance(module, Linear)}
     assert kinds == {"w8a8" if quantization == "int8" else "w4a8"}
     assert model.decoder_kernel is not None

@@ -107,9 +107,10 @@ def test_bfloat16_is_as_exact_as_in_one_process(two, kind):
 
 @pytest.mark.parametrize("decoder", ["core", "modules"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_a_cache_of_bfloat16_is_as_exact_as_in_one_process(two, kind, decoder):
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "int8"])
+def test_a_smaller_cache_is_as_exact_as_in_one_process(two, cache_dtype, kind, decoder):
     exact, _ = run_job(job_of(config=config_of(kind)))
-    job = job_of(config=config_of(kind), cache_dtype="bfloat16", decoder=decoder)
+    job = job_of(config=config_of(kind), cache_dtype=cache_dtype, decoder=decoder)
     alone, _ = run_job(job)
     found, _ = two.run(job)
     error = (alone - exact).abs().mean()

@@ -115,16 +115,17 @@ def test_chunks_mixed_with_decodes_and_preempted(pair, attention_backend):
     check(reference, requests)
 
 
-def test_a_cache_of_bfloat16_is_near_one_of_float32(pair):
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8])
+def test_a_smaller_cache_is_near_one_of_float32(pair, cache_dtype):
     _, model = pair
     exact, rounded = greedy([9, 30]), greedy([9, 30])
     NaiveEngine(model).run(exact)
-    NaiveEngine(model, cache_dtype=torch.bfloat16, poison=True).run(rounded)
+    NaiveEngine(model, cache_dtype=cache_dtype, poison=True).run(rounded)
     for wide, narrow in zip(exact, rounded, strict=True):
         # The first step of a request has seen the same tokens; later ones follow what was drawn.
         assert not torch.equal(narrow.logits[0], wide.logits[0]), "the cache rounded nothing"
         largest = float(wide.logits[0].abs().max())
-        torch.testing.assert_close(narrow.logits[0], wide.logits[0], atol=0.03 * largest, rtol=0)
+        torch.testing.assert_close(narrow.logits[0], wide.logits[0], atol=0.06 * largest, rtol=0)
 
 
 def test_greedy_ids_are_those_of_transformers_generate(pair):

@@ -207,7 +207,7 @@ def decode(found: Finding, core: Any, batch: int, context: int, ruler: dict[str,
     read = sum({p.data_ptr(): p.nbytes for p in model.parameters()}.values())
     if model.lm_head is not None:
         read -= model.embed_tokens.weight.nbytes
-    per_token = model.kv_cache_spec.bytes_per_block(1, runner.kv_caches[0].itemsize)
+    per_token = model.kv_cache_spec.bytes_per_block(1, runner.kv_caches[0].dtype)
     read += batch * (context + PHASES["warm"] + PHASES["overlap"] // 2) * per_token
     seconds = row["overlap"]["step_ms"] / 1e3
     found.add("decode", {

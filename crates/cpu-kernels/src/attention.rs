@@ -1,11 +1,13 @@
 //! Writing keys and values into the paged cache of a layer, and attention over it.
 
 pub mod batch;
+pub mod cache_element;
 pub(crate) mod cache_rows;
+pub mod cached;
 pub(crate) mod decode;
 pub mod heads;
+pub(crate) mod keeping;
 pub(crate) mod layer;
-pub(crate) mod narrowing;
 pub(crate) mod options;
 pub(crate) mod products;
 pub mod reference;
@@ -20,11 +22,13 @@ use thiserror::Error;
 use crate::{
     attention::{
         batch::{Part, RaggedBatch, TILE_TOKENS},
+        cache_element::CacheElement,
+        cached::Cached,
         layer::{Layer, Tile},
         options::AttentionOptions,
         scratch::Scratch,
     },
-    element::{CacheElement, Element},
+    element::Element,
     kernel::Kernel,
     threads::Threads,
 };
@@ -102,7 +106,8 @@ pub enum AttentionError {
     },
 }
 
-/// Shape of one layer's cache: `[2 (keys, values), num_blocks, block_size, num_kv_heads, head_dim]`.
+/// Shape of one layer's cache: `[2 (keys, values), num_blocks, block_size, num_kv_heads, head_dim]`. Where heads have a scale,
+/// it lies behind their features: `head_dim` + [`Cached::SCALE_LEN`] elements are a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheLayout {
     /// Blocks.
@@ -116,21 +121,27 @@ pub struct CacheLayout {
 }
 
 impl CacheLayout {
-    /// Elements of a token's keys.
+    /// Features of a token's keys.
     #[must_use]
     pub fn row(&self) -> usize {
         self.num_kv_heads * self.head_dim
     }
 
+    /// Elements that a cache of `C` holds of a token's keys.
+    #[must_use]
+    pub fn kept_row<C: Cached>(&self) -> usize {
+        self.num_kv_heads * (self.head_dim + C::SCALE_LEN)
+    }
+
     /// Elements of all keys, when that is a number; as many values follow.
-    fn num_keys(&self) -> Option<usize> {
+    fn num_keys<C: Cached>(&self) -> Option<usize> {
         self.num_blocks
             .checked_mul(self.block_size)?
             .checked_mul(self.num_kv_heads)?
-            .checked_mul(self.head_dim)
+            .checked_mul(self.head_dim + C::SCALE_LEN)
     }
 
-    fn check(&self, batch: &RaggedBatch, num_elements: usize) -> Result<(), AttentionError> {
+    fn check<C: Cached>(&self, batch: &RaggedBatch, cache: &[C]) -> Result<(), AttentionError> {
         for (name, value, most) in [
             ("block_size", self.block_size, i32::MAX as usize),
             ("num_kv_heads", self.num_kv_heads, i32::MAX as usize),
@@ -140,9 +151,9 @@ impl CacheLayout {
                 return Err(AttentionError::Size { name, value, most });
             }
         }
-        let expected = self.num_keys().and_then(|keys| keys.checked_mul(2)).unwrap_or(usize::MAX);
-        if expected != num_elements {
-            return Err(AttentionError::Length { name: "kv_cache", found: num_elements, expected });
+        let expected = self.num_keys::<C>().and_then(|keys| keys.checked_mul(2)).unwrap_or(usize::MAX);
+        if expected != cache.len() {
+            return Err(AttentionError::Length { name: "kv_cache", found: cache.len(), expected });
         }
         if batch.block_size() != self.block_size {
             return Err(AttentionError::BlockSize { batch: batch.block_size(), cache: self.block_size });
@@ -185,8 +196,8 @@ impl<'a, E> TokenRows<'a, E> {
     }
 }
 
-/// Put the step's keys and values where `slot_mapping` says; tokens with −1 are not kept. A cache of `bf16` takes the nearest
-/// number, ties to even, of keys and values in `f32`.
+/// Put the step's keys and values where `slot_mapping` says; tokens with −1 are not kept. A cache in fewer bits takes what is
+/// nearest, ties to even.
 ///
 /// # Errors
 ///
@@ -199,16 +210,17 @@ pub fn write_kv<E: Element, C: CacheElement<E>>(
     layout: CacheLayout,
     kernel: &Kernel,
 ) -> Result<(), AttentionError> {
-    layout.check(batch, cache.len())?;
-    let row = layout.row();
+    layout.check(batch, cache)?;
+    let (row, kept_row, dim) = (layout.row(), layout.kept_row::<C>(), layout.head_dim);
     key.check("key", batch.num_tokens(), row)?;
     value.check("value", batch.num_tokens(), row)?;
     let half = cache.len() / 2;
     let (keys, values) = cache.split_at_mut(half);
     for (token, &slot) in batch.slot_mapping().iter().enumerate() {
         let Ok(slot) = usize::try_from(slot) else { continue };
-        C::keep(key.row(token, row), &mut keys[slot * row..][..row], kernel);
-        C::keep(value.row(token, row), &mut values[slot * row..][..row], kernel);
+        let place = slot * kept_row..(slot + 1) * kept_row;
+        C::keep(key.row(token, row), dim, &mut keys[place.clone()], kernel);
+        C::keep(value.row(token, row), dim, &mut values[place], kernel);
     }
     Ok(())
 }
@@ -336,7 +348,7 @@ pub fn work(batch: &RaggedBatch, num_heads: usize, head_dim: usize) -> usize {
 }
 
 /// Whether queries, cache and output fit the batch and each other.
-pub(crate) fn check_attend<E, C>(
+pub(crate) fn check_attend<E, C: Cached>(
     batch: &RaggedBatch,
     query: &TokenRows<'_, E>,
     num_heads: usize,
@@ -345,7 +357,7 @@ pub(crate) fn check_attend<E, C>(
     options: &AttentionOptions<'_>,
     out: &[E],
 ) -> Result<(), AttentionError> {
-    layout.check(batch, cache.len())?;
+    layout.check(batch, cache)?;
     if num_heads == 0 || num_heads > i32::MAX as usize {
         return Err(AttentionError::Size { name: "num_heads", value: num_heads, most: i32::MAX as usize });
     }

@@ -25,8 +25,8 @@ pub use self::{
     error::DecoderError,
 };
 use crate::{
-    attention::{CacheLayout, TokenRows, batch::RaggedBatch, heads::Heads},
-    element::{CacheElement, Element},
+    attention::{CacheLayout, TokenRows, batch::RaggedBatch, cache_element::CacheElement, heads::Heads},
+    element::Element,
     finish::Activation,
     kernel::Kernel,
     linear::OutRows,

@@ -1,5 +1,4 @@
-//! What queries, keys, values and outputs are made of: a type of numbers for which each kernel has a compiled form; and what
-//! a KV cache is made of, which may be narrower.
+//! What queries, keys, values and outputs are made of: a type of numbers for which each kernel has a compiled form.
 
 #![allow(
     private_interfaces,
@@ -9,7 +8,7 @@
 use half::bf16;
 
 use crate::{
-    attention::tile::Tiles,
+    attention::cache_element::CacheElement,
     finish::FinishFn,
     gates::row::GateFn,
     kernel::Kernel,
@@ -19,46 +18,8 @@ use crate::{
     rotary::TurnFn,
 };
 
-/// An element of a KV cache that queries of `E` meet: `E` itself, or `bf16` in place of `f32`.
-pub trait CacheElement<E: Number>: Number {
-    #[doc(hidden)]
-    fn tiles_of(kernel: &Kernel) -> Tiles<E, Self>;
-    /// Keys or values of a token as the cache holds them; both are of one length.
-    #[doc(hidden)]
-    fn keep(from: &[E], to: &mut [Self], kernel: &Kernel);
-}
-
-impl CacheElement<Self> for f32 {
-    fn tiles_of(kernel: &Kernel) -> Tiles<Self, Self> {
-        kernel.tiles_f32
-    }
-    fn keep(from: &[Self], to: &mut [Self], _kernel: &Kernel) {
-        to.copy_from_slice(from);
-    }
-}
-
-impl CacheElement<Self> for bf16 {
-    fn tiles_of(kernel: &Kernel) -> Tiles<Self, Self> {
-        kernel.tiles_bf16
-    }
-    fn keep(from: &[Self], to: &mut [Self], _kernel: &Kernel) {
-        to.copy_from_slice(from);
-    }
-}
-
-impl CacheElement<f32> for bf16 {
-    fn tiles_of(kernel: &Kernel) -> Tiles<f32, Self> {
-        kernel.tiles_f32_over_bf16
-    }
-    fn keep(from: &[f32], to: &mut [Self], kernel: &Kernel) {
-        debug_assert_eq!(from.len(), to.len());
-        // SAFETY: a kernel is only reachable where its instructions were found.
-        unsafe { (kernel.narrow)(from, to) };
-    }
-}
-
 /// An element of queries, keys, values and outputs.
-pub trait Element: CacheElement<Self> {
+pub trait Element: Number + CacheElement<Self> {
     #[doc(hidden)]
     fn finish_of(kernel: &Kernel) -> FinishFn<Self>;
     #[doc(hidden)]

@@ -55,12 +55,17 @@ pub use attention::batch::{BatchError, RaggedBatch};
 pub use attention::heads::{Heads, prepare_heads};
 pub use attention::options::AttentionOptions;
 pub use attention::products::CHUNK;
-pub use attention::{AttentionError, CacheLayout, TokenRows, attend, reference, write_kv};
+pub use attention::{
+    AttentionError, CacheLayout, TokenRows, attend,
+    cache_element::CacheElement,
+    cached::{Cached, Int8Head},
+    reference, write_kv,
+};
 pub use decoder::{
     AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderOut,
     DecoderTimes, Logits,
 };
-pub use element::{CacheElement, Element};
+pub use element::Element;
 pub use finish::Activation;
 pub use gates::apply_gates;
 pub use half::{bf16, f16};

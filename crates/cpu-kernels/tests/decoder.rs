@@ -9,9 +9,9 @@ use std::{num::NonZeroU32, sync::Arc};
 
 use cpu_kernels::{
     Activation, AttentionOptions, CacheElement, CacheLayout, Decoder, DecoderBlock, DecoderError,
-    DecoderNorm, Element, Epilogue, Heads, Kernel, Matrix, Norm, NormKind, OutRows, PackedLinear,
+    DecoderNorm, Element, Epilogue, Heads, Int8Head, Kernel, Matrix, Norm, NormKind, OutRows, PackedLinear,
     RaggedBatch, Residual, Rotary, RotaryError, Sum, Threads, TokenRows, WeightKind, apply_gates, attend,
-    bf16, linear, norm, prepare_heads, write_kv,
+    bf16, linear, norm, prepare_heads, reference::PlainHead, write_kv,
 };
 use numbers::{narrowed, numbers};
 
@@ -242,7 +242,7 @@ fn one_by_one<E: Element, C: CacheElement<E>>(
     apply_norm(last, &hidden, threads)
 }
 
-fn check<E: Element, C: Element + CacheElement<E>>(kind: WeightKind) {
+fn check<E: Element, C: PlainHead + CacheElement<E>>(kind: WeightKind) {
     let in_turn = DecoderBlock { is_parallel: false, ..parallel_block(60, kind) };
     for (what, heads, blocks) in [
         ("one after the other", HEADS, [block(10, kind), rotary_block(20, kind), block(50, kind)]),
@@ -258,7 +258,7 @@ fn check<E: Element, C: Element + CacheElement<E>>(kind: WeightKind) {
 }
 
 /// Three blocks, to the bit, with what they leave in the caches.
-fn check_blocks<E: Element, C: Element + CacheElement<E>>(
+fn check_blocks<E: Element, C: PlainHead + CacheElement<E>>(
     blocks: Vec<DecoderBlock>,
     heads: Heads,
     what: &str,
@@ -268,7 +268,8 @@ fn check_blocks<E: Element, C: Element + CacheElement<E>>(
     let last = some_norm(30, NormKind::Layer);
     let mut hidden: Vec<E> = narrowed(40, batch.num_tokens() * WIDTH);
     let size = CACHE / 2 * heads.num_kv_heads;
-    let mut caches: [Vec<C>; 3] = [narrowed(41, size), narrowed(42, size), narrowed(43, size)];
+    let mut caches: [Vec<C>; 3] =
+        [41, 42, 43].map(|seed| numbers(seed, size).chunks(16).flat_map(C::kept).collect());
     let mut expected_caches = caches.clone();
     let expected = one_by_one(&blocks, &last, heads, &batch, &hidden, &mut expected_caches, &threads);
     let decoder = Decoder::new(blocks, last, heads).unwrap();
@@ -281,8 +282,11 @@ fn check_blocks<E: Element, C: Element + CacheElement<E>>(
     let layout = layout_of(heads);
     decoder.run(&batch, &mut hidden, caches_of, &[0, 1, 2], layout, &rotary, &threads, &mut out).unwrap();
     assert_eq!(bits(&out), bits(&expected), "{what}");
+    let features = |cache: &Vec<C>| -> Vec<u64> {
+        cache.chunks(16 + C::SCALE_LEN).flat_map(C::features).map(f64::to_bits).collect()
+    };
     for (found, expected) in caches.iter().zip(&expected_caches) {
-        assert_eq!(bits(found), bits(expected), "{what}");
+        assert_eq!(features(found), features(expected), "{what}");
     }
 }
 
@@ -301,6 +305,8 @@ fn one_call_gives_what_the_parts_give() {
         check::<f32, f32>(kind);
         check::<bf16, bf16>(kind);
         check::<f32, bf16>(kind);
+        check::<f32, Int8Head>(kind);
+        check::<bf16, Int8Head>(kind);
     }
 }
 

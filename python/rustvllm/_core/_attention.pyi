@@ -58,8 +58,10 @@ class CpuAttentionPlan:
         """Write the step's keys and values into a layer's cache, then attend causally over it.
 
         All arrays are float32, or all bfloat16 seen as uint16; ``kv_cache`` may be bfloat16 where the others are
-        float32, and takes the nearest numbers then. ``query`` and ``out`` are ``[num_tokens, num_heads, head_dim]``,
-        ``key`` and ``value`` ``[num_tokens, num_kv_heads, head_dim]``; tokens of what is read may lie apart.
+        float32, and takes the nearest numbers then, or int8: a head is its features, whole numbers, and the four bytes
+        of a float32 that they are multiplied by (``head_dim + 4`` in all). ``query`` and ``out`` are ``[num_tokens,
+        num_heads, head_dim]``, ``key`` and ``value`` ``[num_tokens, num_kv_heads, head_dim]``; tokens of what is read
+        may lie apart.
         ``kv_cache`` is ``[2, num_blocks, block_size, num_kv_heads, head_dim]``. It and ``out`` are contiguous and share
         memory with nothing else. Padding gets zeros. Releases the interpreter when there is much to compute.
 

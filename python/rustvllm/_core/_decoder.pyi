@@ -84,7 +84,7 @@ class CpuCaches:
         """A cache for each block is as in ``CpuAttentionPlan.forward``; blocks may have the same one, in turns.
 
         All are float32, or all bfloat16 seen as uint16, of one shape, writable, contiguous, and overlap nowhere else.
-        Those of bfloat16 serve a stream of float32, too.
+        Those of bfloat16 serve a stream of float32, too, and those of int8 both.
         Raises ``TypeError`` for another dtype, ``ValueError`` saying what is wrong.
         """
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
+
+INT8_SCALE_BYTES = 4
+"""Of the float32 behind the features of a head that is kept in int8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +29,23 @@ class KVCacheSpec:
     num_kv_heads: int
     head_dim: int
 
-    def layer_shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int, int]:
-        """``[2 (keys, values), num_blocks, block_size, num_kv_heads, head_dim]``."""
-        return (2, num_blocks, block_size, self.num_kv_heads, self.head_dim)
+    def layer_shape(
+        self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None
+    ) -> tuple[int, int, int, int, int]:
+        """``[2 (keys, values), num_blocks, block_size, num_kv_heads, head_dim]``.
 
-    def bytes_per_block(self, block_size: int, itemsize: int) -> int:
-        """Bytes that one block takes over all layers, with elements of ``itemsize`` bytes."""
-        return 2 * self.num_layers * block_size * self.num_kv_heads * self.head_dim * itemsize
+        Args:
+            num_blocks: Blocks.
+            block_size: Tokens of each.
+            dtype: Of the cache. In int8 a head is its features and the four bytes of a float32 that all are multiplied
+                by, so the last dimension is ``head_dim + 4``.
+        """
+        head_len = self.head_dim + (INT8_SCALE_BYTES if dtype == torch.int8 else 0)
+        return (2, num_blocks, block_size, self.num_kv_heads, head_len)
+
+    def bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes that one block of a cache in ``dtype`` takes over all layers."""
+        return self.num_layers * math.prod(self.layer_shape(1, block_size, dtype)) * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

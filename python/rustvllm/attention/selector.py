@@ -42,7 +42,7 @@ def make_attention_backend(
         threads: Those of the core, or how many of its own the core's attention starts.
         batch_invariant: A token's result must not depend on what else is in the batch.
         cache_dtype: Of the cache, None for that of the queries. uint8 is e4m3, which Triton's kernels alone read;
-            bfloat16 for queries of float32 is read by the core's.
+            bfloat16 for queries of float32 and int8 (a scale for each token and head) are read by the core's.
 
     Raises:
         ModelLoadError: Triton was asked for, or is needed, and is not installed or does not serve the model; or no
@@ -81,7 +81,7 @@ def make_attention_backend(
 
 
 def _name(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")
+    return "int8_per_token_head" if dtype == torch.int8 else str(dtype).removeprefix("torch.")
 
 
 def _why_not_triton(spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -15,7 +15,7 @@ class AttentionBackendRow:
         name: As ``--attention-backend`` takes it, and as the backend calls itself.
         devices: Where it computes.
         dtypes: Which queries it takes.
-        cache_dtypes: What its KV cache may hold besides numbers of the queries' dtype; ``fp8`` is eight bits (e4m3).
+        cache_dtypes: What its KV cache may hold besides numbers of the queries' dtype.
         is_batch_invariant: It sums in an order that does not depend on the batch, or has a mode that does.
         has_graphs: Its decodes can be captured in CUDA graphs.
         is_interpreted_on_cpu: On the CPU it runs under ``TRITON_INTERPRET=1`` alone, for tests.
@@ -46,7 +46,7 @@ BACKENDS: Final = {
             "cpu",
             devices=("cpu",),
             dtypes=("float32", "bfloat16"),
-            cache_dtypes=("bfloat16",),
+            cache_dtypes=("bfloat16", "int8_per_token_head"),
             is_batch_invariant=True,
         ),
         AttentionBackendRow("torch", devices=("cpu", "cuda"), dtypes=("float32", "float16", "bfloat16")),
@@ -125,15 +125,18 @@ def check_cache_dtype(name: str, device: str, dtype: str, kv_cache_dtype: str) -
             f"kv_cache_dtype is {kv_cache_dtype}, which attention_backend {name} does not read: set attention_backend "
             f"to {_either(able)}, or kv_cache_dtype to auto"
         )
-    if wanted == "fp8":
+    if not any(device in row.devices for row in readers) and wanted != "bfloat16":
+        where = "CUDA" if device == "cpu" else "the CPU"
+        others = sorted({each for row in BACKENDS.values() if device in row.devices for each in row.cache_dtypes})
         raise ConfigError(
-            f"kv_cache_dtype is {kv_cache_dtype}, which is for CUDA, but device is {device}: set kv_cache_dtype to "
-            "bfloat16 or auto"
+            f"kv_cache_dtype is {kv_cache_dtype}, which is for {where}, but device is {device}: set kv_cache_dtype to "
+            f"{', '.join(others)} or auto"
         )
-    dtypes = sorted({"bfloat16", *(dtype for row in readers if device in row.devices for dtype in row.dtypes)})
+    dtypes = {dtype for row in readers if device in row.devices for dtype in row.dtypes}
+    fitting = sorted({"bfloat16", *dtypes})  # a cache of bfloat16 is what auto gives a model in it
     raise ConfigError(
-        f"kv_cache_dtype is {kv_cache_dtype}, which on {device} is for models in {' or '.join(dtypes)}, but dtype is "
-        f"{dtype}: set dtype to {dtypes[0]}, or kv_cache_dtype to auto"
+        f"kv_cache_dtype is {kv_cache_dtype}, which on {device} is for models in {' or '.join(fitting)}, but dtype is "
+        f"{dtype}: set dtype to {fitting[0]}, or kv_cache_dtype to auto"
     )
 
 

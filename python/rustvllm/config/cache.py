@@ -7,8 +7,9 @@ from typing import Literal
 
 from rustvllm.config.ranges import require_choice, require_fraction, require_int, require_number
 
-KV_CACHE_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3")
-"""What the KV cache holds: numbers of the model's dtype, bfloat16, or numbers of eight bits (both names are e4m3)."""
+KV_CACHE_DTYPES = ("auto", "bfloat16", "int8_per_token_head", "fp8", "fp8_e4m3")
+"""What the KV cache holds: numbers of the model's dtype, bfloat16, whole numbers of eight bits with a scale for each
+token and head, or e4m3 (both names)."""
 MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 HashAlgorithm = Literal["siphash13", "sha256"]

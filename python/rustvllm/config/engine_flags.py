@@ -110,8 +110,8 @@ class EngineFlags:
         group="model",
     )
     kv_cache_dtype: str = arg(
-        "auto: as the model computes; bfloat16: half as large as float32, on the CPU; fp8 (fp8_e4m3): eight bits a "
-        "number, on CUDA",
+        "auto: as the model computes; bfloat16: half as large as float32, on the CPU; int8_per_token_head: eight bits "
+        "a number and a scale for each token and head, on the CPU; fp8 (fp8_e4m3): eight bits a number, on CUDA",
         "auto",
         group="cache",
     )

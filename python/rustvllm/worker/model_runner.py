@@ -386,7 +386,7 @@ class GPUModelRunner:
         slots = np.repeat(first_block, lens) * self.block_size + positions
         spec = self.model.kv_cache_spec
         cache = torch.zeros(
-            spec.layer_shape(1 + int(num_blocks.sum()), self.block_size), dtype=dtype, device=self.device
+            spec.layer_shape(1 + int(num_blocks.sum()), self.block_size, dtype), dtype=dtype, device=self.device
         )
 
         def send(array: npt.NDArray[np.generic]) -> Tensor:

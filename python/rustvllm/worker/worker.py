@@ -59,6 +59,13 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+CACHE_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "int8_per_token_head": torch.int8,
+    "fp8": torch.uint8,
+    "fp8_e4m3": torch.uint8,
+}
+"""What tensors of a KV cache hold, by ``kv_cache_dtype``."""
 SINGLE_THREAD_BYTES = 32 << 20
 """A model with fewer bytes of parameters is run by one thread: its products are so short that threads cost more in
 waiting for each other than they save, and on a busy machine thirty times as much. ``cpu_threads`` overrides it, and so
@@ -108,14 +115,14 @@ class Worker:
         """Bytes of one KV block over all layers, those of a second model included."""
         runner = self._loaded()
         models = [runner.model, *([] if runner.draft_model is None else [runner.draft_model.model])]
-        block_size, itemsize = self.config.cache.block_size, self.cache_dtype.itemsize
-        return sum(model.kv_cache_spec.bytes_per_block(block_size, itemsize) for model in models)
+        block_size, dtype = self.config.cache.block_size, self.cache_dtype
+        return sum(model.kv_cache_spec.bytes_per_block(block_size, dtype) for model in models)
 
     @property
     def cache_dtype(self) -> torch.dtype:
         """Of the KV cache: the model's, another one that was asked for, or uint8 for what attention reads as e4m3."""
-        cache = self.config.cache
-        return torch.uint8 if cache.is_fp8 else self.dtype if cache.kv_cache_dtype == "auto" else torch.bfloat16
+        name = self.config.cache.kv_cache_dtype
+        return self.dtype if name == "auto" else CACHE_DTYPES[name]
 
     def load_model(self) -> None:
         """Load the weights.
@@ -227,13 +234,14 @@ class Worker:
         if self.device.type == "cpu":
             host_allocator.keep_freed_memory()
         runner = self._loaded()
-        shape = runner.model.kv_cache_spec.layer_shape(num_blocks, self.config.cache.block_size)
+        block_size, dtype = self.config.cache.block_size, self.cache_dtype
+        shape = runner.model.kv_cache_spec.layer_shape(num_blocks, block_size, dtype)
         with self._explained_start(f"a KV cache of {num_blocks} blocks"):
             runner.kv_caches = [self._zeros(shape) for _ in range(runner.model.kv_cache_spec.num_layers)]
         caches = runner.kv_caches
         if (draft_model := runner.draft_model) is not None:
             spec = draft_model.model.kv_cache_spec
-            shape = spec.layer_shape(num_blocks, self.config.cache.block_size)
+            shape = spec.layer_shape(num_blocks, block_size, dtype)
             draft_model.kv_caches = [self._zeros(shape) for _ in range(spec.num_layers)]
             caches = [*caches, *draft_model.kv_caches]
         runner.block_copier = BlockCopier(caches, num_cpu_blocks, streams=runner.streams)
@@ -457,7 +465,7 @@ class Worker:
         """What CUDA graphs will take: some are captured over a small cache, the largest first."""
         runner = self._loaded()
         spec, block_size = runner.model.kv_cache_spec, self.config.cache.block_size
-        cache = self._zeros(spec.layer_shape(2, block_size))
+        cache = self._zeros(spec.layer_shape(2, block_size, self.cache_dtype))
         graphs = self._make_graphs([cache] * spec.num_layers, num_sets=1)
         if graphs is None:
             return 0

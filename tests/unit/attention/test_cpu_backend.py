@@ -96,6 +96,53 @@ def test_queries_of_float32_over_a_cache_of_bfloat16(requests, heads, head_dim, 
     torch.testing.assert_close(narrow.float(), rounded, atol=0, rtol=0, equal_nan=True)
 
 
+def in_int8(heads):
+    """Heads as a cache of int8 holds them, written with torch: whole numbers, and the scale behind them."""
+    largest = heads.abs().amax(-1, keepdim=True)
+    scales, factors = largest / 127, torch.tensor(127.0) / largest
+    numbers = (heads * factors).round().nan_to_num(0).to(torch.int8)
+    return torch.cat((numbers, scales.contiguous().view(torch.int8)), -1)
+
+
+def out_of_int8(kept):
+    """What they stand for, in float32."""
+    return kept[..., :-4].float() * kept[..., -4:].contiguous().view(torch.float32)
+
+
+@given(
+    REQUESTS,
+    st.sampled_from([(4, 4), (4, 2), (6, 1)]),
+    st.sampled_from([5, 16, 64]),
+    st.sampled_from([None, 7, 100]),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.integers(0, 2**31),
+)
+def test_a_cache_of_int8(requests, heads, head_dim, window, dtype, seed):
+    metadata, query, key, value, cache = make_step(requests, *heads, head_dim, 16, torch.float32, seed)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    kept = in_int8(cache)
+    rounded = out_of_int8(kept)
+    oracle = TorchAttentionBackend(KVCacheSpec(1, heads[1], head_dim), torch.float32)
+    of_step = (out_of_int8(in_int8(new.float())) for new in (key, value))
+    expected = oracle.plan(metadata).forward(query.float(), *of_step, rounded, 0.2, sliding_window=window)
+    out = CPUAttentionBackend(2).plan(metadata).forward(query, key, value, kept, 0.2, sliding_window=window)
+    assert out.dtype == dtype
+    rtol = 1e-5 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(out.float(), expected, atol=1e-5, rtol=rtol)
+    torch.testing.assert_close(out_of_int8(kept), rounded, atol=0, rtol=0, equal_nan=True)
+
+
+def test_heads_of_int8_without_room_for_their_scale_are_refused():
+    metadata, query, key, value, cache = make_step([(5, 2)], 2, 2, 8, 4, torch.float32, 0)
+    plan = CPUAttentionBackend(1).plan(metadata)
+    with pytest.raises(ValueError, match="kv_cache has heads of 3 bytes, but 4 are a scale"):
+        plan.forward(query, key, value, cache[..., :3].contiguous().to(torch.int8), 0.3)
+    with pytest.raises(
+        ValueError, match=r"query has the shape \[2, 2, 8\], but the step and the cache need \[2, 2, 4\]"
+    ):
+        plan.forward(query, key, value, cache.to(torch.int8), 0.3)
+
+
 def test_a_cache_of_float32_meets_no_queries_of_bfloat16():
     metadata, query, key, value, cache = make_step([(5, 2)], 2, 2, 8, 4, torch.bfloat16, 0)
     plan = CPUAttentionBackend(1).plan(metadata)

@@ -50,8 +50,13 @@ def test_without_triton_asking_for_it_is_an_error(name, kwargs, message):
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu"])
-def test_a_cache_of_bfloat16_under_float32_is_for_the_core(name):
-    assert make_attention_backend(name, SPEC, torch.float32, CPU, 1, cache_dtype=torch.bfloat16).name == "cpu"
+def test_a_smaller_cache_is_for_the_core(name):
+    for dtype, cache_dtype in (
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.int8),
+        (torch.bfloat16, torch.int8),
+    ):
+        assert make_attention_backend(name, SPEC, dtype, CPU, 1, cache_dtype=cache_dtype).name == "cpu"
     assert make_attention_backend("torch", SPEC, torch.bfloat16, CPU, 1, cache_dtype=torch.bfloat16).name == "torch"
 
 
@@ -59,10 +64,13 @@ def test_a_cache_of_bfloat16_under_float32_is_for_the_core(name):
     ("name", "dtype", "device"),
     [("torch", torch.float32, CPU), ("auto", torch.float16, CPU), ("auto", torch.float16, CUDA)],
 )
-def test_a_cache_of_bfloat16_that_nothing_reads_is_refused(name, dtype, device):
-    told = f"kv_cache_dtype is bfloat16, but for a model in {str(dtype)[6:]} attention on {device.type} reads a cache"
+@pytest.mark.parametrize(("cache_dtype", "called"), [(torch.bfloat16, "bfloat16"), (torch.int8, "int8_per_token_head")])
+def test_a_smaller_cache_that_nothing_reads_is_refused(name, dtype, device, cache_dtype, called):
+    told = (
+        f"kv_cache_dtype is {called}, but for a model in {str(dtype)[6:]} attention on {device.type} reads a cache of"
+    )
     with pytest.raises(ModelLoadError, match=told):
-        make_attention_backend(name, SPEC, dtype, device, 1, cache_dtype=torch.bfloat16)
+        make_attention_backend(name, SPEC, dtype, device, 1, cache_dtype=cache_dtype)
 
 
 def test_the_kernels_do_not_run_on_the_cpu():

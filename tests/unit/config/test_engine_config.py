@@ -198,7 +198,10 @@ def test_triton_on_the_cpu_is_for_tests_alone(monkeypatch):
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        (DeviceConfig(), "kv_cache_dtype is fp8, which is for CUDA, but device is cpu: .* to bfloat16 or auto"),
+        (
+            DeviceConfig(),
+            "kv_cache_dtype is fp8, which is for CUDA, but device is cpu: .* to bfloat16, int8_per_token_head or auto",
+        ),
         (
             DeviceConfig(device="cuda", attention_backend="torch"),
             "kv_cache_dtype is fp8, which attention_backend torch does not read: set attention_backend to triton or",
@@ -213,7 +216,10 @@ def test_a_cache_of_eight_bits_is_for_triton(device, message):
         config = EngineConfig(model=ModelConfig(**MODEL), cache=cache, device=device)
         assert config.cache.is_fp8
         assert any("in eight bits (e4m3)" in line for line in describe_engine(config, 11))
-    with pytest.raises(ConfigError, match="kv_cache_dtype must be one of auto, bfloat16, fp8, fp8_e4m3, got 'int4'"):
+    with pytest.raises(
+        ConfigError,
+        match="kv_cache_dtype must be one of auto, bfloat16, int8_per_token_head, fp8, fp8_e4m3, got 'int4'",
+    ):
         CacheConfig(kv_cache_dtype="int4")
 
 
@@ -252,6 +258,36 @@ def test_a_cache_of_bfloat16_is_for_the_core(device, dtype, message):
         config = EngineConfig(model=ModelConfig(**MODEL, dtype=dtype), cache=cache, device=fitting)
         assert not config.cache.is_fp8
         assert any(", in bfloat16" in line for line in describe_engine(config, 11))
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "message"),
+    [
+        (
+            DeviceConfig(attention_backend="torch"),
+            "bfloat16",
+            "kv_cache_dtype is int8_per_token_head, which attention_backend torch does not read: .* to cpu or auto",
+        ),
+        (
+            DeviceConfig(),
+            "float16",
+            "which on cpu is for models in bfloat16 or float32, but dtype is float16: set dtype",
+        ),
+        (
+            DeviceConfig(device="cuda"),
+            "auto",
+            "is int8_per_token_head, which is for the CPU, but device is cuda: set kv_cache_dtype to fp8 or auto",
+        ),
+    ],
+)
+def test_a_cache_of_int8_is_for_the_core(device, dtype, message):
+    cache = CacheConfig(kv_cache_dtype="int8_per_token_head")
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(model=ModelConfig(**MODEL, dtype=dtype), cache=cache, device=device)
+    for dtype in ("auto", "float32", "bfloat16"):
+        config = EngineConfig(model=ModelConfig(**MODEL, dtype=dtype), cache=cache)
+        assert not config.cache.is_fp8
+        assert any(", in eight bits (a scale for" in line for line in describe_engine(config, 11))
 
 
 def test_named_sizes_of_graphs_need_a_backend_that_has_graphs():

@@ -123,13 +123,17 @@ class NaiveEngine:
             backend = TorchAttentionBackend(model.kv_cache_spec, dtype, **backend_options)
         streams = make_streams(device)
         self.runner = GPUModelRunner(model, backend, batch, device=device, block_size=block_size, streams=streams)
-        shape = model.kv_cache_spec.layer_shape(num_blocks, block_size)
+        shape = model.kv_cache_spec.layer_shape(num_blocks, block_size, cache_dtype)
         self.runner.kv_caches = [
             torch.zeros(shape, dtype=cache_dtype or dtype, device=device) for _ in range(model.kv_cache_spec.num_layers)
         ]
         if poison:  # everything but the null block
             for cache in self.runner.kv_caches:
-                cache[:, 1:] = torch.nan
+                if cache.dtype == torch.int8:
+                    cache[:, 1:] = -1  # four bytes whose bits are all set are NaN
+                    assert cache[0, 1, 0, 0, -4:].view(torch.float32).isnan()
+                else:
+                    cache[:, 1:] = torch.nan
         self.runner.step_buffers = [
             StepBuffers(buffer_spec(max_num_seqs, budget, max_blocks), device=device, streams=streams) for _ in range(2)
         ]

@@ -101,7 +101,7 @@ def logits_of(model, wanted, **options):
     return [torch.stack(request.logits) for request in engine.run(wanted)]
 
 
-@pytest.mark.parametrize("cache_dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("cache_dtype", [None, torch.bfloat16, torch.int8])
 def test_company_pieces_and_preemption_change_no_bit(model, cache_dtype):
     cache = {"cache_dtype": cache_dtype}
     together = logits_of(model, requests(range(NUM_REQUESTS)), **cache)

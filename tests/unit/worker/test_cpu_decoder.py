@@ -84,12 +84,21 @@ def test_one_call_has_the_bits_of_the_modules(threads, architecture, dtype, kind
     assert all(ns > 0 for ns in model.decoder_kernel.times)
 
 
-@pytest.mark.parametrize("kind", [None, "w8a8"])
-def test_one_call_has_the_bits_of_the_modules_over_a_cache_of_bfloat16(threads, kind):
-    model = make(threads, GPT2LMHeadModel, GPT2, kind=kind)
-    wide, expected = logits(model, chunk=16), logits(model, chunk=16, cache_dtype=torch.bfloat16)
+@pytest.mark.parametrize(
+    ("dtype", "kind", "cache_dtype"),
+    [
+        (torch.float32, None, torch.bfloat16),
+        (torch.float32, "w8a8", torch.bfloat16),
+        (torch.float32, None, torch.int8),
+        (torch.float32, "w8a8", torch.int8),
+        (torch.bfloat16, None, torch.int8),
+    ],
+)
+def test_one_call_has_the_bits_of_the_modules_over_a_smaller_cache(threads, dtype, kind, cache_dtype):
+    model = make(threads, GPT2LMHeadModel, GPT2, dtype, kind)
+    wide, expected = logits(model, chunk=16), logits(model, chunk=16, cache_dtype=cache_dtype)
     use_core_decoder(model)
-    found = logits(model, chunk=16, cache_dtype=torch.bfloat16)
+    found = logits(model, chunk=16, cache_dtype=cache_dtype)
     assert all(ns > 0 for ns in model.decoder_kernel.times), "the modules ran"
     for ours, one_by_one, exact in zip(found, expected, wide, strict=True):
         assert torch.equal(ours, one_by_one)

@@ -86,12 +86,18 @@ def test_bytes_per_block(make):
     assert make(kv_cache_dtype="bfloat16").num_bytes_per_block == BYTES_PER_BLOCK // 2
 
 
-def test_a_cache_of_bfloat16_holds_twice_as_many_tokens(make):
-    wide, narrow = (make(kv_cache_memory_bytes=10 * BYTES_PER_BLOCK, kv_cache_dtype=of) for of in ("auto", "bfloat16"))
-    assert (wide.determine_num_blocks(), narrow.determine_num_blocks()) == (10, 20)
-    narrow.initialize_kv_cache(20, buffer_spec(8, 256, 8), 2)
-    assert {cache.dtype for cache in narrow.runner.kv_caches} == {torch.bfloat16}
-    assert narrow.dtype == torch.float32
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "dtype", "num_blocks", "head_len"),
+    [("auto", torch.float32, 10, 8), ("bfloat16", torch.bfloat16, 20, 8), ("int8_per_token_head", torch.int8, 26, 12)],
+)
+def test_a_smaller_cache_holds_more_tokens(make, kv_cache_dtype, dtype, num_blocks, head_len):
+    worker = make(kv_cache_memory_bytes=10 * BYTES_PER_BLOCK, kv_cache_dtype=kv_cache_dtype)
+    assert worker.determine_num_blocks() == num_blocks
+    worker.initialize_kv_cache(num_blocks, buffer_spec(8, 256, 8), 2)
+    caches = worker.runner.kv_caches
+    assert {(cache.dtype, cache.shape[-1]) for cache in caches} == {(dtype, head_len)}
+    assert sum(cache.nbytes for cache in caches) == num_blocks * worker.num_bytes_per_block
+    assert worker.dtype == torch.float32
 
 
 def test_a_cache_of_eight_bits_is_for_triton(make):

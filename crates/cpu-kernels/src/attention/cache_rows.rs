@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use crate::attention::{
+    cached::Cached,
     layer::{Layer, Tile},
     options::AttentionOptions,
     products::CHUNK,
@@ -20,7 +21,7 @@ pub(crate) struct CacheRows<C> {
     pub(crate) values: [*const C; CHUNK],
 }
 
-impl<C> CacheRows<C> {
+impl<C: Cached> CacheRows<C> {
     /// Those of a tile, which has positions in the chunk or behind it.
     #[inline(always)]
     pub(crate) fn of<E>(layer: &Layer<'_, E, C>, tile: &Tile<'_>, chunk: usize, kv_head: usize) -> Self {
@@ -30,7 +31,7 @@ impl<C> CacheRows<C> {
         let (mut block, mut slot) = (base / layer.block_size, base % layer.block_size);
         for offset in &mut offsets[..num_keys] {
             let token = tile.blocks[block] as usize * layer.block_size + slot;
-            *offset = (token * layer.num_kv_heads + kv_head) * layer.head_dim;
+            *offset = (token * layer.num_kv_heads + kv_head) * (layer.head_dim + C::SCALE_LEN);
             // No division for each: some processors take as long for one as for the products of a key.
             slot += 1;
             if slot == layer.block_size {

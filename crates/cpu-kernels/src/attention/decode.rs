@@ -10,8 +10,9 @@ use std::ops::Range;
 use crate::{
     attention::{
         cache_rows::CacheRows,
+        cached::Cached,
         layer::{Layer, Tile},
-        products::{CHUNK, HalfSums, add_stretch, ask_row, score},
+        products::{CHUNK, HalfSums, add_stretch, ask_row, multiply_by_scales, scales, score},
         scratch::Scratch,
         softmax::{bend, soften},
     },
@@ -76,7 +77,7 @@ impl<C> Order<C> {
 /// its blocks within the cache, and they cover the chunks up to the tile's last token; there are fewer than
 /// [`MIN_ROWS_TO_PACK`] rows to a KV head.
 #[inline(always)]
-pub(crate) unsafe fn walk<S: Simd, E: Number, C: Number>(
+pub(crate) unsafe fn walk<S: Simd, E: Number, C: Cached>(
     layer: &Layer<'_, E, C>,
     tile: &Tile<'_>,
     mut chunks: Range<usize>,
@@ -99,8 +100,13 @@ pub(crate) unsafe fn walk<S: Simd, E: Number, C: Number>(
         let chunk = Chunk { rows: found, order, seen: &seen[..rows_per_head], num_heads, dim };
         // SAFETY: the chunk has rows of the tile's heads, and the scratch a place for each of the tile's rows.
         unsafe { chunk.score_keys::<S>(scratch) };
+        let mut key_scales = [1.0; CHUNK];
         for row in 0..num_rows {
             let (kv_head, row_of_head) = (row / rows_per_head, row % rows_per_head);
+            if C::SCALE_LEN > 0 && row_of_head == 0 {
+                // SAFETY: the rows have the tile's heads, each with its scale behind its features.
+                key_scales = unsafe { scales(&chunk.rows.keys, kv_head * chunk.head_len() + dim) };
+            }
             let seen = &chunk.seen[row_of_head];
             if seen.is_empty() {
                 continue;
@@ -110,6 +116,9 @@ pub(crate) unsafe fn walk<S: Simd, E: Number, C: Number>(
             let scores = &mut scratch.scores[row];
             // SAFETY: the caller has found the instructions of `S`.
             unsafe {
+                if C::SCALE_LEN > 0 {
+                    multiply_by_scales::<S>(scores, &key_scales);
+                }
                 bend::<S>(layer.options, head, distance, scores);
                 scratch.factors[row] = soften::<S>(scores, seen, &mut scratch.softmax[row]);
             }
@@ -131,7 +140,12 @@ struct Chunk<'a, C> {
     dim: usize,
 }
 
-impl<C: Number> Chunk<'_, C> {
+impl<C: Cached> Chunk<'_, C> {
+    /// Elements from one head of a token to the next.
+    fn head_len(&self) -> usize {
+        self.dim + C::SCALE_LEN
+    }
+
     /// Scores of all rows with the keys.
     ///
     /// # Safety
@@ -141,7 +155,7 @@ impl<C: Number> Chunk<'_, C> {
     #[inline(always)]
     unsafe fn score_keys<S: Simd>(&self, scratch: &mut Scratch) {
         let Self { rows: found, order, seen, num_heads, .. } = self;
-        let dim = self.dim;
+        let (dim, head_len) = (self.dim, self.head_len());
         for first in (0..found.num_keys).step_by(KEYS) {
             for head in 0..*num_heads {
                 let mut row = 0;
@@ -153,16 +167,40 @@ impl<C: Number> Chunk<'_, C> {
                     let is_first = row == 0;
                     let ask = |j| {
                         if is_first {
-                            order.ask_after_keys::<S>(j, head * dim, dim);
+                            order.ask_after_keys::<S>(j, head * head_len, head_len);
                         }
                     };
                     // SAFETY: the rows' queries and scores are in the scratch; the keys go up to a multiple of four.
                     unsafe {
                         let query = scratch.query.as_ptr().add(at * dim);
                         match rows {
-                            4 => score::<S, C, 4>(query, dim, &found.keys, head * dim, &range, scores, ask),
-                            2 => score::<S, C, 2>(query, dim, &found.keys, head * dim, &range, scores, ask),
-                            _ => score::<S, C, 1>(query, dim, &found.keys, head * dim, &range, scores, ask),
+                            4 => score::<S, C, 4>(
+                                query,
+                                dim,
+                                &found.keys,
+                                head * head_len,
+                                &range,
+                                scores,
+                                ask,
+                            ),
+                            2 => score::<S, C, 2>(
+                                query,
+                                dim,
+                                &found.keys,
+                                head * head_len,
+                                &range,
+                                scores,
+                                ask,
+                            ),
+                            _ => score::<S, C, 1>(
+                                query,
+                                dim,
+                                &found.keys,
+                                head * head_len,
+                                &range,
+                                scores,
+                                ask,
+                            ),
                         }
                     }
                     row += rows;
@@ -179,7 +217,7 @@ impl<C: Number> Chunk<'_, C> {
     #[inline(always)]
     unsafe fn add_values<S: Simd>(&self, scratch: &mut Scratch) {
         let Self { rows: found, order, seen, num_heads, .. } = self;
-        let dim = self.dim;
+        let (dim, head_len) = (self.dim, self.head_len());
         let Scratch { sums, scores, factors, even, odd, .. } = scratch;
         for half in [&mut *even, &mut *odd] {
             half.clear();
@@ -200,7 +238,7 @@ impl<C: Number> Chunk<'_, C> {
                             order.ask_after_values::<S>(j, offset, len);
                         }
                     };
-                    let (scores, offset) = (&scores[at..at + rows], head * dim);
+                    let (scores, offset) = (&scores[at..at + rows], head * head_len);
                     // SAFETY: the rows' sums are in the scratch, and the values in the ranges are rows of the tile's heads.
                     unsafe {
                         let sums = HalfSums {

@@ -2,14 +2,17 @@
 
 use std::ops::Range;
 
-use crate::{attention::options::AttentionOptions, number::Number};
+use crate::{
+    attention::{cached::Cached, options::AttentionOptions},
+    number::Number,
+};
 
 /// What all tiles of a layer share: queries and outputs of `E`, a cache of `C`. Pointers, because outputs of different tiles interleave in one array.
 pub(crate) struct Layer<'a, E, C> {
     /// `[num_tokens, num_heads, head_dim]`, tokens `query_stride` elements apart.
     pub(crate) query: *const E,
     pub(crate) query_stride: usize,
-    /// `[num_slots, num_kv_heads, head_dim]` each.
+    /// `[num_slots, num_kv_heads, head_dim]` each, with the scale of a head that has one behind its features.
     pub(crate) keys: *const C,
     pub(crate) values: *const C,
     /// `[num_tokens, num_heads, head_dim]`, contiguous.
@@ -23,7 +26,7 @@ pub(crate) struct Layer<'a, E, C> {
 
 // SAFETY: everything but `out` is only read; of `out` each tile writes the rows of its own tokens and heads, which no
 // other tile has.
-unsafe impl<E: Number, C: Number> Sync for Layer<'_, E, C> {}
+unsafe impl<E: Number, C: Cached> Sync for Layer<'_, E, C> {}
 
 /// Which part of a layer.
 pub(crate) struct Tile<'a> {

@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use crate::{lines::LINE, number::Number, simd::Simd};
+use crate::{attention::cached::Cached, lines::LINE, simd::Simd};
 
 /// Positions of the context whose scores exist at once. Chunks begin at its multiples in every batch.
 pub const CHUNK: usize = 64;
@@ -64,6 +64,33 @@ pub(crate) fn ask_row<S: Simd, E>(row: *const E, num_bytes: usize) {
     }
 }
 
+/// What the heads at `at` of a chunk's rows are multiplied by.
+///
+/// # Safety
+///
+/// Each of `rows` has a head whose scale lies at element `at`.
+#[inline(always)]
+pub(crate) unsafe fn scales<K: Cached>(rows: &[*const K; CHUNK], at: usize) -> [f32; CHUNK] {
+    // SAFETY: the caller gives rows with a scale at `at`.
+    std::array::from_fn(|j| unsafe { K::scale(rows[j].add(at)) })
+}
+
+/// A row's scores, or what became of them, each multiplied by a scale of its key or value.
+///
+/// # Safety
+///
+/// The machine has the instructions of `S`.
+#[inline(always)]
+pub(crate) unsafe fn multiply_by_scales<S: Simd>(scores: &mut [f32; CHUNK], scales: &[f32; CHUNK]) {
+    for i in (0..CHUNK).step_by(S::LANES) {
+        // SAFETY: both have CHUNK numbers, a multiple of the lanes.
+        unsafe {
+            let to = scores.as_mut_ptr().add(i);
+            S::store(to, S::mul(S::load(to), S::load(scales.as_ptr().add(i))));
+        }
+    }
+}
+
 /// Products of `R` queries with the keys of `range`, four at a time; neighbours of the range get scores, too. `ask` is told the
 /// place of the first of each four, and asks for what is wanted later.
 ///
@@ -72,7 +99,7 @@ pub(crate) fn ask_row<S: Simd, E>(row: *const E, num_bytes: usize) {
 /// `query` has `R` rows of `dim` elements, and so has, from element `offset` on, each of `keys` that a group of four touches;
 /// there are `R` rows of scores; the machine has the instructions of `S`.
 #[inline(always)]
-pub(crate) unsafe fn score<S: Simd, K: Number, const R: usize>(
+pub(crate) unsafe fn score<S: Simd, K: Cached, const R: usize>(
     query: *const f32,
     dim: usize,
     keys: &[*const K; CHUNK],
@@ -94,7 +121,7 @@ pub(crate) unsafe fn score<S: Simd, K: Number, const R: usize>(
             while i < dim {
                 let mut key = [S::splat(0.0); 4];
                 for n in 0..4 {
-                    key[n] = K::load::<S>(keys[j + n].add(offset + i));
+                    key[n] = K::load_kept::<S>(keys[j + n].add(offset + i));
                 }
                 for r in 0..R {
                     let q = S::load(queries[r].add(i));
@@ -116,9 +143,10 @@ pub(crate) unsafe fn score<S: Simd, K: Number, const R: usize>(
 ///
 /// # Safety
 ///
-/// `to` has `R` rows of `dim` elements, and so has each of `values` in the ranges; the machine has the instructions of `S`.
+/// `to` has `R` rows of `dim` elements, and each of `values` in the ranges is a head of as many features; the machine has the
+/// instructions of `S`.
 #[inline(always)]
-pub(crate) unsafe fn add_values<S: Simd, K: Number, const R: usize>(
+pub(crate) unsafe fn add_values<S: Simd, K: Cached, const R: usize>(
     p: &[[f32; CHUNK]],
     factors: &[f32],
     values: &[*const K; CHUNK],
@@ -145,7 +173,7 @@ pub(crate) unsafe fn add_values<S: Simd, K: Number, const R: usize>(
 ///
 /// See [`add_values`]; `i + N · LANES` is at most `dim`.
 #[inline(always)]
-unsafe fn add_panel<S: Simd, K: Number, const R: usize, const N: usize>(
+unsafe fn add_panel<S: Simd, K: Cached, const R: usize, const N: usize>(
     p: &[[f32; CHUNK]],
     factors: &[f32],
     values: &[*const K; CHUNK],
@@ -159,7 +187,7 @@ unsafe fn add_panel<S: Simd, K: Number, const R: usize, const N: usize>(
         // Keys at even and at odd places are summed apart: half as many additions wait for one another.
         let mut even = [[S::splat(0.0); N]; R];
         let mut odd = [[S::splat(0.0); N]; R];
-        add_seen::<S, K, R, N>(p, values, ranges, i, &mut even, &mut odd, |_| {});
+        add_seen::<S, K, R, N>(p, values, ranges, i, dim, &mut even, &mut odd, |_| {});
         for r in 0..R {
             for n in 0..N {
                 let at = to.add(r * dim + i + n * S::LANES);
@@ -180,10 +208,10 @@ pub(crate) struct HalfSums {
 ///
 /// # Safety
 ///
-/// `sums` have `R` rows of `dim` elements, and so has, from element `offset` on, each of `values` in the ranges; the machine
-/// has the instructions of `S`.
+/// `sums` have `R` rows of `dim` elements, and each of `values` in the ranges has a head of as many features from element
+/// `offset` on; the machine has the instructions of `S`.
 #[inline(always)]
-pub(crate) unsafe fn add_stretch<S: Simd, K: Number, const R: usize>(
+pub(crate) unsafe fn add_stretch<S: Simd, K: Cached, const R: usize>(
     p: &[[f32; CHUNK]],
     values: &[*const K; CHUNK],
     offset: usize,
@@ -214,7 +242,7 @@ pub(crate) unsafe fn add_stretch<S: Simd, K: Number, const R: usize>(
 /// See [`add_stretch`]; `i + N · LANES` is at most `dim`.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "the parts of a product")]
-unsafe fn add_to_panel<S: Simd, K: Number, const R: usize, const N: usize>(
+unsafe fn add_to_panel<S: Simd, K: Cached, const R: usize, const N: usize>(
     p: &[[f32; CHUNK]],
     values: &[*const K; CHUNK],
     offset: usize,
@@ -231,7 +259,7 @@ unsafe fn add_to_panel<S: Simd, K: Number, const R: usize, const N: usize>(
             |start| std::array::from_fn(|r| std::array::from_fn(|n| S::load(at(start, r, n).cast_const())));
         let mut even: [[S::V; N]; R] = load(sums.even);
         let mut odd: [[S::V; N]; R] = load(sums.odd);
-        add_seen::<S, K, R, N>(p, values, ranges, offset + i, &mut even, &mut odd, ask);
+        add_seen::<S, K, R, N>(p, values, ranges, offset + i, offset + dim, &mut even, &mut odd, ask);
         for r in 0..R {
             for n in 0..N {
                 S::store(at(sums.even, r, n), even[r][n]);
@@ -241,18 +269,20 @@ unsafe fn add_to_panel<S: Simd, K: Number, const R: usize, const N: usize>(
     }
 }
 
-/// Values, from element `i` on, of the keys that each row sees. Those of a row are added from the first to the last, whatever
-/// the other rows see.
+/// Values, from element `i` on, of the keys that each row sees, with the scales at `scale_at` of those that have any. Those of
+/// a row are added from the first to the last, whatever the other rows see.
 ///
 /// # Safety
 ///
 /// See [`add_panel`].
 #[inline(always)]
-unsafe fn add_seen<S: Simd, K: Number, const R: usize, const N: usize>(
+#[expect(clippy::too_many_arguments, reason = "the parts of a product")]
+unsafe fn add_seen<S: Simd, K: Cached, const R: usize, const N: usize>(
     p: &[[f32; CHUNK]],
     values: &[*const K; CHUNK],
     ranges: &[Range<usize>],
     i: usize,
+    scale_at: usize,
     even: &mut [[S::V; N]; R],
     odd: &mut [[S::V; N]; R],
     mut ask: impl FnMut(usize),
@@ -268,26 +298,27 @@ unsafe fn add_seen<S: Simd, K: Number, const R: usize, const N: usize>(
     unsafe {
         for r in 0..R {
             let keys = ranges[r].start..start;
-            add_alone::<S, K, N>(&p[r], keys, values, i, &mut even[r], &mut odd[r]);
+            add_alone::<S, K, N>(&p[r], keys, values, i, scale_at, &mut even[r], &mut odd[r]);
         }
         // The values that all rows see are read once.
+        let scale = |j: usize| K::scale(values[j].add(scale_at));
         let mut j = start;
         if j % 2 == 1 && j < end {
-            add_value::<S, K, R, N>(p, j, values[j].add(i), odd);
+            add_value::<S, K, R, N>(p, j, values[j].add(i), scale(j), odd);
             j += 1;
         }
         while j + 1 < end {
             ask(j);
-            add_value::<S, K, R, N>(p, j, values[j].add(i), even);
-            add_value::<S, K, R, N>(p, j + 1, values[j + 1].add(i), odd);
+            add_value::<S, K, R, N>(p, j, values[j].add(i), scale(j), even);
+            add_value::<S, K, R, N>(p, j + 1, values[j + 1].add(i), scale(j + 1), odd);
             j += 2;
         }
         if j < end {
-            add_value::<S, K, R, N>(p, j, values[j].add(i), even);
+            add_value::<S, K, R, N>(p, j, values[j].add(i), scale(j), even);
         }
         for r in 0..R {
             let keys = end.max(ranges[r].start)..ranges[r].end;
-            add_alone::<S, K, N>(&p[r], keys, values, i, &mut even[r], &mut odd[r]);
+            add_alone::<S, K, N>(&p[r], keys, values, i, scale_at, &mut even[r], &mut odd[r]);
         }
     }
 }
@@ -298,11 +329,12 @@ unsafe fn add_seen<S: Simd, K: Number, const R: usize, const N: usize>(
 ///
 /// See [`add_seen`].
 #[inline(always)]
-unsafe fn add_alone<S: Simd, K: Number, const N: usize>(
+unsafe fn add_alone<S: Simd, K: Cached, const N: usize>(
     p: &[f32; CHUNK],
     keys: Range<usize>,
     values: &[*const K; CHUNK],
     i: usize,
+    scale_at: usize,
     even: &mut [S::V; N],
     odd: &mut [S::V; N],
 ) {
@@ -310,29 +342,33 @@ unsafe fn add_alone<S: Simd, K: Number, const N: usize>(
         let sums = if j.is_multiple_of(2) { &mut *even } else { &mut *odd };
         // SAFETY: the caller gives values with a panel from element `i` on.
         unsafe {
-            add_value::<S, K, 1, N>(std::slice::from_ref(p), j, values[j].add(i), std::array::from_mut(sums));
+            let (p, scale) = (std::slice::from_ref(p), K::scale(values[j].add(scale_at)));
+            add_value::<S, K, 1, N>(p, j, values[j].add(i), scale, std::array::from_mut(sums));
         }
     }
 }
 
-/// One key's value, weighed for each row.
+/// One key's value, weighed for each row, and multiplied by its scale where it has one.
 ///
 /// # Safety
 ///
 /// `value` has `N · LANES` elements; the machine has the instructions of `S`.
 #[inline(always)]
-unsafe fn add_value<S: Simd, K: Number, const R: usize, const N: usize>(
+unsafe fn add_value<S: Simd, K: Cached, const R: usize, const N: usize>(
     p: &[[f32; CHUNK]],
     j: usize,
     value: *const K,
+    scale: f32,
     sums: &mut [[S::V; N]; R],
 ) {
+    let weights: [f32; R] =
+        std::array::from_fn(|r| if K::SCALE_LEN == 0 { p[r][j] } else { p[r][j] * scale });
     // SAFETY: the caller gives a value of `N · LANES` elements.
     unsafe {
         for n in 0..N {
-            let v = K::load::<S>(value.add(n * S::LANES));
+            let v = K::load_kept::<S>(value.add(n * S::LANES));
             for r in 0..R {
-                sums[r][n] = S::fma(S::splat(p[r][j]), v, sums[r][n]);
+                sums[r][n] = S::fma(S::splat(weights[r]), v, sums[r][n]);
             }
         }
     }

@@ -13,9 +13,10 @@ use half::bf16;
 use crate::{
     attention::{
         cache_rows::{CacheRows, visible},
+        cached::{Cached, Int8Head},
         decode::{self, MIN_ROWS_TO_PACK},
         layer::{Layer, Tile},
-        products::{Ahead, CHUNK, add_values, score},
+        products::{Ahead, CHUNK, add_values, multiply_by_scales, scales, score},
         scratch::Scratch,
         softmax::{Softmax, bend, soften},
     },
@@ -42,6 +43,16 @@ impl<E, C> Tiles<E, C> {
     }
 }
 
+/// The forms of [`tile`] of one instruction set: by what queries are made of, and the cache where that is something else.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TileForms {
+    pub(crate) f32: Tiles<f32, f32>,
+    pub(crate) bf16: Tiles<bf16, bf16>,
+    pub(crate) f32_over_bf16: Tiles<f32, bf16>,
+    pub(crate) f32_over_int8: Tiles<f32, Int8Head>,
+    pub(crate) bf16_over_int8: Tiles<bf16, Int8Head>,
+}
+
 /// Attention of one tile, whose KV heads have few rows each or not.
 ///
 /// # Safety
@@ -49,7 +60,7 @@ impl<E, C> Tiles<E, C> {
 /// The machine has the instructions of `S`; `head_dim` is a multiple of its lanes; the tile lies within the arrays of the
 /// layer, its blocks within the cache, and they cover the positions up to that of its last token.
 #[inline(always)]
-unsafe fn tile<S: Simd, E: Number, C: Number, const FEW: bool>(
+unsafe fn tile<S: Simd, E: Number, C: Cached, const FEW: bool>(
     layer: &Layer<'_, E, C>,
     tile: &Tile<'_>,
     scratch: &mut Scratch,
@@ -97,7 +108,7 @@ unsafe fn tile<S: Simd, E: Number, C: Number, const FEW: bool>(
 ///
 /// See [`tile`]; the scratch has a place for each row.
 #[inline(always)]
-unsafe fn attend_heads<S: Simd, E: Number, C: Number>(
+unsafe fn attend_heads<S: Simd, E: Number, C: Cached>(
     layer: &Layer<'_, E, C>,
     tile: &Tile<'_>,
     chunks: Range<usize>,
@@ -123,9 +134,22 @@ unsafe fn attend_heads<S: Simd, E: Number, C: Number>(
                 kv_head: rows.kv_head,
                 num_keys,
             };
+            let packed = PackedChunk {
+                key_scales: scales(&rows.keys, dim),
+                value_scales: scales(&rows.values, dim),
+                rows: packed,
+            };
             attend_chunk::<S, E, C>(layer, tile, &packed, next.as_ref().unwrap_or(&rows), first_row, scratch);
         }
     }
+}
+
+/// A chunk of one head, copied to one place in 32 bits, and what it is multiplied by where the cache has scales: what is
+/// summed has to be summed in the same order and rounded alike in a tile of few rows.
+struct PackedChunk {
+    rows: CacheRows<f32>,
+    key_scales: [f32; CHUNK],
+    value_scales: [f32; CHUNK],
 }
 
 /// The tile's queries in 32 bits and scaled, `[kv_heads, tokens, group, head_dim]`.
@@ -160,7 +184,7 @@ unsafe fn load_queries<E: Number, C>(
 /// The first `num_rows` pointers are those of `dim` elements, a multiple of the lanes of `S`; the machine has its
 /// instructions.
 #[inline(always)]
-unsafe fn pack<S: Simd, C: Number>(
+unsafe fn pack<S: Simd, C: Cached>(
     rows: &[*const C; CHUNK],
     num_rows: usize,
     dim: usize,
@@ -171,7 +195,7 @@ unsafe fn pack<S: Simd, C: Number>(
     for (j, row) in rows[..num_rows].iter().enumerate() {
         for i in (0..dim).step_by(S::LANES) {
             // SAFETY: `dim` elements are there to be read, and in row `j` of `packed` to be written.
-            unsafe { S::store(start.add(j * dim + i), C::load::<S>(row.add(i))) };
+            unsafe { S::store(start.add(j * dim + i), C::load_kept::<S>(row.add(i))) };
         }
     }
     // SAFETY: `packed` has CHUNK rows.
@@ -182,21 +206,23 @@ unsafe fn pack<S: Simd, C: Number>(
 ///
 /// # Safety
 ///
-/// See [`tile`]; `found` (its keys up to a multiple of four) points at rows of `head_dim` elements.
+/// See [`tile`]; the rows of `packed` (its keys up to a multiple of four) have `head_dim` elements.
 #[inline(always)]
-unsafe fn attend_chunk<S: Simd, E: Number, C: Number>(
+unsafe fn attend_chunk<S: Simd, E: Number, C: Cached>(
     layer: &Layer<'_, E, C>,
     tile: &Tile<'_>,
-    found: &CacheRows<f32>,
+    packed: &PackedChunk,
     next: &CacheRows<C>,
     first_row: usize,
     scratch: &mut Scratch,
 ) {
+    let found = &packed.rows;
     let group = layer.num_heads / layer.num_kv_heads;
     let num_rows = tile.tokens.len() * group;
     let mut scores = [[0.0; CHUNK]; MOST_SCORE_ROWS];
     let num_calls = num_rows.div_ceil(S::SCORE_ROWS) * found.num_keys.div_ceil(4);
-    let mut ahead = Ahead::new(&next.keys, &next.values, next.num_keys, layer.head_dim, num_calls);
+    let mut ahead =
+        Ahead::new(&next.keys, &next.values, next.num_keys, layer.head_dim + C::SCALE_LEN, num_calls);
     let mut row = 0;
     while row < num_rows {
         // Rows that follow each other see nearly the same keys: they are done together, unless one sees none.
@@ -209,10 +235,10 @@ unsafe fn attend_chunk<S: Simd, E: Number, C: Number>(
         }
         if rows > 1 || !found.seen(layer.options, tile, row / group).is_empty() {
             let who = RowGroup { first_row, rows: row..row + rows };
-            // SAFETY: the rows lie within the tile, `found` has rows of `head_dim` elements by the contract of this
+            // SAFETY: the rows lie within the tile, `packed` has rows of `head_dim` elements by the contract of this
             // function, and the scratch has a place for each.
             unsafe {
-                attend_rows::<S, E, C>(layer, tile, found, &who, &mut scores, scratch, &mut ahead);
+                attend_rows::<S, E, C>(layer, tile, packed, &who, &mut scores, scratch, &mut ahead);
             };
         }
         row += rows;
@@ -231,16 +257,17 @@ struct RowGroup {
 ///
 /// See [`attend_chunk`]; there is one row, or `S::SCORE_ROWS`.
 #[inline(always)]
-unsafe fn attend_rows<S: Simd, E: Number, C: Number>(
+unsafe fn attend_rows<S: Simd, E: Number, C: Cached>(
     layer: &Layer<'_, E, C>,
     tile: &Tile<'_>,
-    found: &CacheRows<f32>,
+    packed: &PackedChunk,
     who: &RowGroup,
     scores: &mut [[f32; CHUNK]; MOST_SCORE_ROWS],
     scratch: &mut Scratch,
     ahead: &mut Ahead<'_, C>,
 ) {
     let dim = layer.head_dim;
+    let found = &packed.rows;
     let group = layer.num_heads / layer.num_kv_heads;
     let num_rows = who.rows.len();
     let first = who.first_row + who.rows.start;
@@ -265,9 +292,16 @@ unsafe fn attend_rows<S: Simd, E: Number, C: Number>(
         let distance = (found.chunk * CHUNK) as f32 - (tile.position + row / group) as f32;
         // SAFETY: the caller promises the instructions.
         factors[i] = unsafe {
+            if C::SCALE_LEN > 0 {
+                multiply_by_scales::<S>(&mut scores[i], &packed.key_scales);
+            }
             bend::<S>(layer.options, head, distance, &mut scores[i]);
             soften::<S>(&mut scores[i], &ranges[i], &mut scratch.softmax[first + i])
         };
+        if C::SCALE_LEN > 0 {
+            // SAFETY: likewise.
+            unsafe { multiply_by_scales::<S>(&mut scores[i], &packed.value_scales) };
+        }
     }
     let sums = scratch.sums.as_mut_ptr();
     let mut i = 0;
@@ -295,7 +329,7 @@ macro_rules! entry_points {
             ///
             /// See [`tile`](super::tile).
             $(#[target_feature(enable = $features)])?
-            unsafe fn form<E: Number, C: Number, const FEW: bool>(
+            unsafe fn form<E: Number, C: Cached, const FEW: bool>(
                 layer: &Layer<'_, E, C>,
                 part: &Tile<'_>,
                 scratch: &mut Scratch,
@@ -304,12 +338,16 @@ macro_rules! entry_points {
                 // where its instructions were found.
                 unsafe { tile::<$simd, E, C, FEW>(layer, part, scratch) }
             }
-            const fn tiles<E: Number, C: Number>() -> Tiles<E, C> {
+            const fn tiles<E: Number, C: Cached>() -> Tiles<E, C> {
                 Tiles { few: form::<E, C, true>, many: form::<E, C, false> }
             }
-            pub(crate) const F32: Tiles<f32, f32> = tiles();
-            pub(crate) const BF16: Tiles<bf16, bf16> = tiles();
-            pub(crate) const F32_OVER_BF16: Tiles<f32, bf16> = tiles();
+            pub(crate) const FORMS: TileForms = TileForms {
+                f32: tiles(),
+                bf16: tiles(),
+                f32_over_bf16: tiles(),
+                f32_over_int8: tiles(),
+                bf16_over_int8: tiles(),
+            };
         }
     };
 }

@@ -10,11 +10,12 @@ use crate::{
     attention::{
         CacheLayout, TokenRows, attend,
         batch::RaggedBatch,
+        cache_element::CacheElement,
         heads::{Heads, prepare_heads, split_heads},
         options::AttentionOptions,
         write_kv,
     },
-    element::{CacheElement, Element},
+    element::Element,
     finish::Activation,
     gates::apply_gates,
     kernel::Kernel,

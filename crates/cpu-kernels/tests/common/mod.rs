@@ -6,7 +6,7 @@ mod numbers;
 
 use cpu_kernels::{
     AttentionOptions, CacheElement, CacheLayout, Element, Kernel, RaggedBatch, Threads, TokenRows, attend,
-    write_kv,
+    reference::PlainHead, write_kv,
 };
 use numbers::Numbers;
 use proptest::prelude::*;
@@ -62,7 +62,7 @@ pub struct Step<E, C = E> {
     pub cache: Vec<C>,
 }
 
-impl<E: Element, C: Element + CacheElement<E>> Step<E, C> {
+impl<E: Element, C: PlainHead + CacheElement<E>> Step<E, C> {
     /// The requests of a case, or some of them: a request's numbers are the same with any others.
     pub fn new(case: &Case, chosen: &[usize]) -> Self {
         let mut order = Numbers(case.seed);
@@ -80,8 +80,8 @@ impl<E: Element, C: Element + CacheElement<E>> Step<E, C> {
             num_kv_heads: case.num_kv_heads,
             head_dim: case.head_dim,
         };
-        let row = layout.row();
-        let half = num_blocks * case.block_size * row;
+        let (row, kept_row) = (layout.row(), layout.kept_row::<C>());
+        let half = num_blocks * case.block_size * kept_row;
         let mut step = Self {
             layout,
             num_heads: case.num_kv_heads * case.group,
@@ -92,7 +92,7 @@ impl<E: Element, C: Element + CacheElement<E>> Step<E, C> {
             query: Vec::new(),
             key: Vec::new(),
             value: Vec::new(),
-            cache: vec![C::narrow(f32::NAN); 2 * half],
+            cache: C::kept(&vec![f32::NAN; case.head_dim]).repeat(2 * half / kept_row * case.num_kv_heads),
         };
         for (index, (&which, request)) in chosen.iter().zip(&requests).enumerate() {
             let mut numbers = Numbers(case.seed ^ (which as u64 + 1));
@@ -104,10 +104,11 @@ impl<E: Element, C: Element + CacheElement<E>> Step<E, C> {
                 let slot = blocks[position / case.block_size] * case.block_size + position % case.block_size;
                 let (key, value) = (numbers.many::<E>(row), numbers.many::<E>(row));
                 if position < request.0 {
-                    let kept =
-                        |numbers: &[E]| numbers.iter().map(|x| C::narrow(x.widen())).collect::<Vec<_>>();
-                    step.cache[slot * row..][..row].copy_from_slice(&kept(&key));
-                    step.cache[half + slot * row..][..row].copy_from_slice(&kept(&value));
+                    for (numbers, start) in [(&key, slot * kept_row), (&value, half + slot * kept_row)] {
+                        let wide: Vec<f32> = numbers.iter().map(|x| x.widen()).collect();
+                        let kept: Vec<C> = wide.chunks(case.head_dim).flat_map(C::kept).collect();
+                        step.cache[start..start + kept_row].copy_from_slice(&kept);
+                    }
                 } else {
                     step.slot_mapping.push(slot as i32);
                     step.key.extend(key);

@@ -3,8 +3,8 @@
 use std::{num::NonZeroU32, sync::Arc};
 
 use ::cpu_kernels::{
-    AttentionError, AttentionOptions, BatchError, CacheElement, CacheLayout, Element, Kernel, RaggedBatch,
-    Threads, TokenRows, attend, attention::work, bf16, write_kv,
+    AttentionError, AttentionOptions, BatchError, CacheElement, CacheLayout, Cached, Element, Int8Head,
+    Kernel, RaggedBatch, Threads, TokenRows, attend, attention::work, bf16, write_kv,
 };
 use pyo3::{
     buffer::{self, PyBuffer},
@@ -127,7 +127,14 @@ impl CpuAttentionPlan {
         let sliding_window = sliding_window.transpose()?;
         let options = AttentionOptions { scale, sliding_window, soft_cap, alibi_slopes: &alibi_slopes };
         let arrays = [query, key, value, kv_cache, out];
-        if PyBuffer::<f32>::get(query).is_err() {
+        let is_wide = PyBuffer::<f32>::get(query).is_ok();
+        if PyBuffer::<i8>::get(kv_cache).is_ok() {
+            if is_wide {
+                self.forward_as::<f32, f32, i8, Int8Head>(py, arrays, &options)
+            } else {
+                self.forward_as::<u16, bf16, i8, Int8Head>(py, arrays, &options)
+            }
+        } else if !is_wide {
             self.forward_as::<u16, bf16, u16, bf16>(py, arrays, &options)
         } else if PyBuffer::<u16>::get(kv_cache).is_ok() {
             self.forward_as::<f32, f32, u16, bf16>(py, arrays, &options)
@@ -149,7 +156,7 @@ impl CpuAttentionPlan {
         T: buffer::Element + Sync,
         E: Element,
         K: buffer::Element + Sync,
-        C: Element + CacheElement<E>,
+        C: CacheElement<E>,
     {
         let query = Array::<T>::new("query", query, 3)?;
         let key = Array::<T>::new("key", key, 3)?;
@@ -157,7 +164,7 @@ impl CpuAttentionPlan {
         let cache = Array::<K>::new("kv_cache", kv_cache, 5)?;
         let out = Array::<T>::new("out", out, 3)?;
         let (num_heads, head_dim) = (query.shape()[1], query.shape()[2]);
-        let layout = cache.layout()?;
+        let layout = cache.layout::<C>()?;
         let num_tokens = self.batch.num_tokens();
         for (array, heads) in [
             (&query, num_heads),
@@ -207,7 +214,7 @@ impl<T: buffer::Element> Array<T> {
         let view = native_buffer::<T>(array).map_err(|error| {
             PyTypeError::new_err(format!(
                 "{name} must be an array of float32, or of bfloat16 seen as uint16, as all others (a KV cache may hold \
-                 bfloat16 for queries of float32): {error}"
+                 bfloat16 for queries of float32, and int8 for both): {error}"
             ))
         })?;
         if view.dimensions() != dimensions {
@@ -225,12 +232,21 @@ impl<T: buffer::Element> Array<T> {
         self.view.shape()
     }
 
-    pub(crate) fn layout(&self) -> PyResult<CacheLayout> {
-        let &[2, num_blocks, block_size, num_kv_heads, head_dim] = self.shape() else {
+    /// Of a cache whose elements mean `C`.
+    pub(crate) fn layout<C: Cached>(&self) -> PyResult<CacheLayout> {
+        let &[2, num_blocks, block_size, num_kv_heads, head_len] = self.shape() else {
             let message = format!(
                 "{} has the shape {:?}, but its first dimension must be 2: keys, values",
                 self.name,
                 self.shape()
+            );
+            return Err(PyValueError::new_err(message));
+        };
+        let Some(head_dim) = head_len.checked_sub(C::SCALE_LEN) else {
+            let message = format!(
+                "{} has heads of {head_len} bytes, but {} are a scale, and features come before it",
+                self.name,
+                C::SCALE_LEN
             );
             return Err(PyValueError::new_err(message));
         };
@@ -319,13 +335,13 @@ impl<T: buffer::Element> Array<T> {
         clippy::mut_from_ref,
         reason = "the memory is Python's; the caller's promise stands for the borrow"
     )]
-    pub(crate) unsafe fn as_mut_slice<E: Element>(&self) -> &mut [E] {
+    pub(crate) unsafe fn as_mut_slice<E: Cached>(&self) -> &mut [E] {
         let len = self.view.item_count();
         // SAFETY: the view keeps the memory of `len` elements; see `token_rows` for their type.
         unsafe { std::slice::from_raw_parts_mut(self.start::<E>(len), len) }
     }
 
-    fn start<E: Element>(&self, len: usize) -> *mut E {
+    fn start<E: Cached>(&self, len: usize) -> *mut E {
         const { assert!(size_of::<E>() == size_of::<T>() && align_of::<E>() <= size_of::<T>()) };
         if len == 0 {
             return std::ptr::dangling_mut();

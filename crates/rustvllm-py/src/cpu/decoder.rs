@@ -7,8 +7,9 @@ use std::{
 };
 
 use ::cpu_kernels::{
-    AdapterTokens, Angles, CacheElement, CacheLayout, Decoder, DecoderAdapter, DecoderBlock, DecoderError,
-    DecoderNorm, DecoderOut, DecoderTimes, Element, Heads, Logits, NormKind, Turn, bf16,
+    AdapterTokens, Angles, CacheElement, CacheLayout, Cached, Decoder, DecoderAdapter, DecoderBlock,
+    DecoderError, DecoderNorm, DecoderOut, DecoderTimes, Element, Heads, Int8Head, Logits, NormKind, Turn,
+    bf16,
 };
 use pyo3::{
     buffer::{self, PyBuffer},
@@ -118,6 +119,8 @@ struct CpuCaches {
 enum Caches {
     Wide(CachesOf<f32>),
     Narrow(CachesOf<u16>),
+    /// Heads of whole numbers, each with its scale.
+    Bytes(CachesOf<i8>),
 }
 
 struct CachesOf<T: buffer::Element> {
@@ -139,20 +142,23 @@ impl CpuCaches {
             return Err(PyValueError::new_err("kv_caches is empty, but each block has a cache"));
         };
         let caches = if PyBuffer::<u16>::get(first).is_ok() {
-            Caches::Narrow(CachesOf::new(&kv_caches)?)
+            Caches::Narrow(CachesOf::new::<bf16>(&kv_caches)?)
+        } else if PyBuffer::<i8>::get(first).is_ok() {
+            Caches::Bytes(CachesOf::new::<Int8Head>(&kv_caches)?)
         } else {
-            Caches::Wide(CachesOf::new(&kv_caches)?)
+            Caches::Wide(CachesOf::new::<f32>(&kv_caches)?)
         };
         Ok(Self { caches })
     }
 }
 
 impl<T: buffer::Element> CachesOf<T> {
-    fn new(kv_caches: &[Bound<'_, PyAny>]) -> PyResult<Self> {
+    /// Of elements that mean `C`.
+    fn new<C: Cached>(kv_caches: &[Bound<'_, PyAny>]) -> PyResult<Self> {
         let (mut own, mut of_block, mut places) = (Vec::<Array<T>>::new(), Vec::new(), Vec::new());
         for cache in kv_caches {
             let cache = Array::<T>::new("a KV cache", cache, 5)?;
-            if cache.layout()? != own.first().unwrap_or(&cache).layout()? {
+            if cache.layout::<C>()? != own.first().unwrap_or(&cache).layout::<C>()? {
                 return Err(PyValueError::new_err("the KV caches of the blocks differ in their shapes"));
             }
             cache.expect_contiguous()?;
@@ -166,7 +172,7 @@ impl<T: buffer::Element> CachesOf<T> {
             }
         }
         expect_apart(places.clone(), "the KV caches of the blocks overlap, but they are written")?;
-        let layout = own[0].layout()?;
+        let layout = own[0].layout::<C>()?;
         Ok(Self { own, of_block, layout, places })
     }
 }
@@ -293,6 +299,12 @@ impl CpuDecoder {
             Caches::Narrow(caches) => {
                 self.attend_as::<u16, bf16, u16, bf16>(py, plan, block, adds, hidden, positions, caches)
             }
+            Caches::Bytes(caches) if is_wide(hidden) => {
+                self.attend_as::<f32, f32, i8, Int8Head>(py, plan, block, adds, hidden, positions, caches)
+            }
+            Caches::Bytes(caches) => {
+                self.attend_as::<u16, bf16, i8, Int8Head>(py, plan, block, adds, hidden, positions, caches)
+            }
         }
     }
 
@@ -340,6 +352,11 @@ impl CpuDecoder {
             Caches::Narrow(caches) => {
                 self.forward_as::<u16, bf16, u16, bf16>(py, plan, hidden, positions, caches, &adapters, end)
             }
+            Caches::Bytes(caches) if is_wide(hidden) => {
+                self.forward_as::<f32, f32, i8, Int8Head>(py, plan, hidden, positions, caches, &adapters, end)
+            }
+            Caches::Bytes(caches) => self
+                .forward_as::<u16, bf16, i8, Int8Head>(py, plan, hidden, positions, caches, &adapters, end),
         }
     }
 
@@ -359,7 +376,7 @@ impl CpuDecoder {
         T: buffer::Element + Sync,
         E: Element,
         K: buffer::Element + Sync,
-        C: Element + CacheElement<E>,
+        C: CacheElement<E>,
     {
         let hidden = self.stream::<T>(plan, hidden)?;
         let positions = int32_array("positions", positions, 1)?;
@@ -432,7 +449,7 @@ impl CpuDecoder {
         T: buffer::Element + Sync,
         E: Element,
         K: buffer::Element + Sync,
-        C: Element + CacheElement<E>,
+        C: CacheElement<E>,
     {
         let hidden = self.stream::<T>(plan, hidden)?;
         let positions = int32_array("positions", positions, 1)?;
@@ -501,7 +518,7 @@ impl CpuDecoder {
     }
 }
 
-/// Whether a stream has 32 bits: its caches may have 16 then.
+/// Whether a stream has 32 bits: its caches may have fewer then.
 fn is_wide(hidden: &Bound<'_, PyAny>) -> bool {
     PyBuffer::<f32>::get(hidden).is_ok()
 }

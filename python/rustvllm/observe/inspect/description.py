@@ -2,6 +2,7 @@
 
 from rustvllm.config import CacheConfig, EngineConfig
 
+_CACHE_FORMS = {"bfloat16": "bfloat16", "int8_per_token_head": "eight bits (a scale for each token and head)"}
 _HASH_FUNCTIONS = {"siphash13": "SipHash-1-3, 128 bits", "sha256": "SHA-256, the first 128 bits"}
 
 
@@ -19,7 +20,11 @@ def describe_engine(config: EngineConfig, num_blocks: int) -> list[str]:
         f"Model       {model.served_model_name[0]} ({model.architecture}, context {model.max_model_len} tokens)",
         _device_line(config),
         f"KV cache    {usable} blocks of {cache.block_size} tokens = {usable * cache.block_size} tokens"
-        + ("" if cache.kv_cache_dtype == "auto" else f", in {'eight bits (e4m3)' if cache.is_fp8 else 'bfloat16'}")
+        + (
+            ""
+            if cache.kv_cache_dtype == "auto"
+            else f", in {_CACHE_FORMS.get(cache.kv_cache_dtype, 'eight bits (e4m3)')}"
+        )
         + (f", prefix caching ({_hash_function(cache)})" if cache.enable_prefix_caching else ""),
         f"Concurrency up to {scheduler.max_num_seqs} requests; the KV cache holds {full_length:.1f} of full length",
     ]
