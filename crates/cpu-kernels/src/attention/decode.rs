@@ -183,6 +183,15 @@ impl<C: Cached> Chunk<'_, C> {
                                 scores,
                                 ask,
                             ),
+                            3 => score::<S, C, 3>(
+                                query,
+                                dim,
+                                &found.keys,
+                                head * head_len,
+                                &range,
+                                scores,
+                                ask,
+                            ),
                             2 => score::<S, C, 2>(
                                 query,
                                 dim,
@@ -274,9 +283,10 @@ impl<C: Cached> Chunk<'_, C> {
 /// How many rows from `row` on are scored together, at most `most`, and the keys that any of them sees.
 #[inline(always)]
 fn rows_together(seen: &[Range<usize>], row: usize, most: usize) -> (usize, Range<usize>) {
-    let last = row + most - 1;
-    if most > 1 && last < seen.len() && !seen[row].is_empty() && !seen[last].is_empty() {
-        return (most, seen[row].start..seen[last].end);
+    let rows = most.min(seen.len() - row);
+    let last = row + rows - 1;
+    if rows > 1 && !seen[row].is_empty() && !seen[last].is_empty() {
+        return (rows, seen[row].start..seen[last].end);
     }
     (1, seen[row].clone())
 }
