@@ -69,6 +69,15 @@ fn round_row<T: WeightElement>(
     }
 }
 
+/// The nearest whole number, ties to even, of one whose size is below 2²²; others stay at least as large.
+///
+/// Adding 1.5 · 2²³ leaves no room for a fraction. `round_ties_even` would be a call for each number, since the instruction for
+/// it is not one that every processor has.
+fn nearest(x: f32) -> f32 {
+    const NO_FRACTION: f32 = 12_582_912.0;
+    (x + NO_FRACTION) - NO_FRACTION
+}
+
 /// Round a group to whole numbers from −127 to 127; gives their scale, as it is kept: the least with which the number of
 /// the largest size needs no more.
 fn round_bytes(form: ScaleForm, group: &[f32], numbers: &mut [i8]) -> f32 {
@@ -87,10 +96,29 @@ fn round_bytes(form: ScaleForm, group: &[f32], numbers: &mut [i8]) -> f32 {
     };
     for (number, x) in numbers.iter_mut().zip(group) {
         // A group of zeros stays one; so does one whose scale is too small for a number.
-        let rounded = if scale > 0.0 { (x / scale).round_ties_even() } else { 0.0 };
+        let rounded = if scale > 0.0 { nearest(x / scale) } else { 0.0 };
         *number = rounded.clamp(-127.0, 127.0) as i8;
     }
     scale
+}
+
+/// The whole number from −8 to 7 that is kept of `x`, with the inverse of its scale.
+fn whole(x: f32, inverse: f32) -> f32 {
+    nearest(x * inverse).clamp(-8.0, 7.0)
+}
+
+/// What each scale leaves of a group, squared and summed in the group's order. All scales meet a number at once: side by side
+/// they fill vectors, and no sum is in another order than it is alone.
+fn squared_errors<const N: usize>(group: &[f32], scales: [f32; N]) -> [f32; N] {
+    let inverses = scales.map(|scale| 1.0 / scale);
+    let mut sums = [0.0; N];
+    for &x in group {
+        for ((sum, scale), inverse) in sums.iter_mut().zip(scales).zip(inverses) {
+            let error = whole(x, inverse) * scale - x;
+            *sum += error * error;
+        }
+    }
+    sums
 }
 
 /// Round a group to whole numbers from −8 to 7; gives their scale, as it is kept.
@@ -100,7 +128,7 @@ fn round_bytes(form: ScaleForm, group: &[f32], numbers: &mut [i8]) -> f32 {
 /// where that leaves less.
 fn round_group(form: ScaleForm, group: &[f32], numbers: &mut [i8]) -> f32 {
     /// Sixteenths that are tried of the largest number.
-    const TRIED: std::ops::RangeInclusive<i32> = 88..=136;
+    const TRIED: [i32; 9] = [88, 94, 100, 106, 112, 118, 124, 130, 136];
     const REFITS: usize = 2;
     let largest = group.iter().fold(0.0_f32, |largest, x| if x.abs() > largest.abs() { *x } else { largest });
     let kept = |scale: f32| match form {
@@ -108,35 +136,65 @@ fn round_group(form: ScaleForm, group: &[f32], numbers: &mut [i8]) -> f32 {
         ScaleForm::Bf16 => bf16::from_f32(scale).to_f32(),
         ScaleForm::F32 => scale,
     };
-    let whole = |x: f32, inverse: f32| (x * inverse).round_ties_even().clamp(-8.0, 7.0);
     if !kept(largest / 8.0).is_finite() {
         return f32::INFINITY; // which is refused
     }
     let (mut best, mut least) = (0.0, f32::INFINITY);
-    let mut attempt = |scale: f32| {
-        let inverse = 1.0 / scale;
-        if scale.is_finite() && inverse.is_finite() {
-            let error = |x: &f32| (whole(*x, inverse) * scale - x).powi(2);
-            let error: f32 = group.iter().map(error).sum();
-            if error < least {
-                (best, least) = (scale, error);
-            }
+    let mut attempt = |scale: f32, error: f32| {
+        if scale.is_finite() && (1.0 / scale).is_finite() && error < least {
+            (best, least) = (scale, error);
         }
         best
     };
-    let mut best =
-        TRIED.step_by(6).fold(0.0, |_, sixteenths| attempt(kept(largest / (-(sixteenths as f32) / 16.0))));
+    let scales = TRIED.map(|sixteenths| kept(largest / (-(sixteenths as f32) / 16.0)));
+    let tried = scales.into_iter().zip(squared_errors(group, scales));
+    let mut best = tried.fold(0.0, |_, (scale, error)| attempt(scale, error));
     for _ in 0..REFITS {
         let inverse = if best == 0.0 { 0.0 } else { 1.0 / best };
         let (product, square) = group.iter().fold((0.0, 0.0), |(product, square), x| {
             let number = whole(*x, inverse);
             (product + number * x, square + number * number)
         });
-        best = attempt(kept(product / square));
+        let scale = kept(product / square);
+        let [error] = squared_errors(group, [scale]);
+        best = attempt(scale, error);
     }
     let inverse = if best == 0.0 { 0.0 } else { 1.0 / best };
     for (number, x) in numbers.iter_mut().zip(group) {
         *number = whole(*x, inverse) as i8;
     }
     best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{nearest, squared_errors, whole};
+
+    #[test]
+    fn the_nearest_whole_number_is_that_of_the_standard_library() {
+        let mut num_ties = 0;
+        for eighths in -40_000_i32..=40_000 {
+            for offset in [-1e-4_f32, 0.0, 1e-4] {
+                let x = eighths as f32 / 8.0 + offset;
+                assert!((nearest(x) - x.round_ties_even()).abs() < 1e-9, "{x}");
+                num_ties += i32::from(x.fract().abs().to_bits() == 0.5_f32.to_bits());
+            }
+        }
+        assert!(num_ties > 10_000);
+        assert!(nearest(f32::NAN).is_nan());
+        let large = [1e30, f32::INFINITY, -1e30];
+        assert_eq!(large.map(nearest).map(f32::to_bits), large.map(f32::to_bits));
+    }
+
+    /// Bit for bit, or other weights would be packed.
+    #[test]
+    fn errors_of_scales_together_are_those_of_each_alone() {
+        let group: Vec<f32> = (0..128).map(|i| ((i * 37 % 101) as f32 - 50.0) / 13.0).collect();
+        let scales = [0.3, -0.41, 0.55, -0.7, 1e-3, -2.5, 0.125, 0.6, 0.017];
+        let alone = scales.map(|scale: f32| {
+            let error = |x: &f32| (whole(*x, 1.0 / scale) * scale - x).powi(2);
+            group.iter().map(error).sum::<f32>()
+        });
+        assert_eq!(squared_errors(&group, scales).map(f32::to_bits), alone.map(f32::to_bits));
+    }
 }
