@@ -14,7 +14,19 @@ from rustvllm.engine.request.core_request import EngineCoreRequest, engine_param
 from rustvllm.engine.request.default_params import default_sampling_params
 from rustvllm.engine.request.prompts import PromptType
 from rustvllm.exceptions import ConfigError, InvalidRequestError, QueueFullError, RequestFailedError
-from rustvllm.llm_prompts import Messages, Prompts, as_conversations, as_prompts, check_no_media, with_tokenization
+from rustvllm.llm_prompts import (
+    AnyParams,
+    Messages,
+    Prompts,
+    as_conversations,
+    as_prompts,
+    as_prompts_of_ids,
+    check_chat_options,
+    check_no_media,
+    params_of_each,
+    priority_of_each,
+    with_tokenization,
+)
 from rustvllm.logger import init_logger
 from rustvllm.lora.request import LoRARequest, one_for_each
 from rustvllm.observe.inspect.description import describe_engine
@@ -134,7 +146,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompts | None = None,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: AnyParams | Sequence[AnyParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: int | Sequence[int] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
@@ -172,7 +184,7 @@ class LLM:
         check_no_media(mm_processor_kwargs)
         if (prompts is None) == (prompt_token_ids is None):
             raise InvalidRequestError("give either prompts or prompt_token_ids, one of the two", "prompt")
-        checked = as_prompts(prompt_token_ids if prompts is None else prompts)
+        checked = as_prompts_of_ids(prompt_token_ids) if prompts is None else as_prompts(prompts)
         if tokenization_kwargs:
             checked = with_tokenization(checked, tokenization_kwargs)
         requests = self._check(checked, sampling_params, priority)
@@ -207,20 +219,22 @@ class LLM:
         """
         if not isinstance(params, BeamSearchParams):
             raise InvalidRequestError(f"params must be a BeamSearchParams, got {type(params).__name__}", "params")
-        checked = as_prompts(prompts)
-        limit = max(1, len(checked)) if concurrency_limit is None else concurrency_limit
+        self.llm_engine.engine_core.check_alive()
+        requests, outputs = self._check(as_prompts(prompts), params, None), list[RequestOutput]()
+        limit = max(1, len(requests)) if concurrency_limit is None else concurrency_limit
         check_int("concurrency_limit", limit, 1)
-        adapters = None if lora_request is None else one_for_each(lora_request, len(checked))
-        sampling_params, outputs = params.sampling_params(), list[RequestOutput]()
-        for first in range(0, len(checked), limit):
-            some = None if adapters is None else adapters[first : first + limit]
-            outputs += self.generate(checked[first : first + limit], sampling_params, use_tqdm, lora_request=some)
+        adapters = None if lora_request is None else one_for_each(lora_request, len(requests))
+        for first in range(0, len(requests), limit):
+            some = requests[first : first + limit]
+            if adapters is not None:
+                some = self._with_adapters(some, adapters[first : first + limit])
+            outputs += self._run(some, use_tqdm)
         return beam_search_outputs(outputs, params, self.llm_engine.tokenizer, adapters)
 
     def enqueue(
         self,
         prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: AnyParams | Sequence[AnyParams] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: int | Sequence[int] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,  # noqa: ARG002 -- vLLM's signature; queueing takes no time to show
@@ -261,7 +275,7 @@ class LLM:
     def enqueue_chat(
         self,
         messages: Messages | Sequence[Messages],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: AnyParams | Sequence[AnyParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: int | Sequence[int] | None = None,
@@ -302,7 +316,7 @@ class LLM:
     def chat(
         self,
         messages: Messages | Sequence[Messages],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: AnyParams | Sequence[AnyParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         *,
         chat_template: str | None = None,
@@ -367,6 +381,13 @@ class LLM:
         from rustvllm.text.chat_template import check_template_variables
 
         check_no_media(mm_processor_kwargs)
+        check_chat_options(
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
         tokenizer = self.llm_engine.get_tokenizer()
         variables = chat_template_kwargs or {}
         check_template_variables(variables)
@@ -376,8 +397,6 @@ class LLM:
                 f"got {chat_template_content_format!r:.80}",
                 "chat_template_content_format",
             )
-        if tools is not None and not tools:
-            raise InvalidRequestError("tools must not be an empty list; leave it out instead", "tools")
         own_template = chat_template or tokenizer.chat_template
         renderer = self._chat_renderer(own_template)
         conversations = [
@@ -474,31 +493,20 @@ class LLM:
     def _check(
         self,
         prompts: list[PromptType],
-        params: SamplingParams | Sequence[SamplingParams] | None,
+        params: AnyParams | Sequence[AnyParams] | None,
         priority: int | Sequence[int] | None,
     ) -> list[EngineCoreRequest]:
-        if params is None or isinstance(params, SamplingParams):
-            shared = self.get_default_sampling_params() if params is None else params
-            every: Sequence[SamplingParams] = [shared] * len(prompts)
-        else:
-            every = params
-            if len(every) != len(prompts):
-                raise InvalidRequestError(
-                    f"sampling_params has {len(every)} entries for {len(prompts)} prompts; give one, or one for each",
-                    "sampling_params",
-                )
-        if isinstance(priority, int):
-            priority = [priority] * len(prompts)
-        if priority is not None and len(priority) != len(prompts):
-            raise InvalidRequestError(f"priority has {len(priority)} entries for {len(prompts)} prompts", "priority")
+        shared = self.get_default_sampling_params() if params is None else params
+        every, priorities = params_of_each(shared, len(prompts)), priority_of_each(priority, len(prompts))
         requests = []
         given = made = None  # neighbours may share their parameters
-        for index, (prompt, own) in enumerate(zip(prompts, every, strict=True)):
+        for index, (prompt, own, rank) in enumerate(zip(prompts, every, priorities, strict=True)):
             try:
-                if isinstance(own, SamplingParams):
+                if isinstance(own, SamplingParams | BeamSearchParams):
                     # The caller never sees unfinished outputs, so none are made.
                     if own is not given:
-                        given, made = own, engine_params(own).with_output_kind(RequestOutputKind.FINAL_ONLY)
+                        given, asked = own, own.sampling_params() if isinstance(own, BeamSearchParams) else own
+                        made = engine_params(asked).with_output_kind(RequestOutputKind.FINAL_ONLY)
                     assert made is not None
                     own = made  # noqa: PLW2901
                     limit = self.llm_engine.config.scheduler.max_num_queued_reqs
@@ -507,9 +515,7 @@ class LLM:
                         raise InvalidRequestError(
                             f"{name} is {own.num_samples}, but at most {limit} requests may wait", name
                         )
-                requests.append(
-                    self.llm_engine.input_processor.process(prompt, own, 0 if priority is None else priority[index])
-                )
+                requests.append(self.llm_engine.input_processor.process(prompt, own, rank))
             except InvalidRequestError as error:
                 if len(prompts) == 1:
                     raise

@@ -6,9 +6,11 @@ from typing import Any
 
 from rustvllm.engine.request.prompts import PromptType
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.sampling_params import BeamSearchParams, SamplingParams
 
 Prompts = PromptType | Sequence[PromptType]
 Messages = Sequence[Mapping[str, Any]]
+AnyParams = SamplingParams | BeamSearchParams
 
 
 def as_prompts(prompts: Any) -> list[PromptType]:
@@ -26,8 +28,60 @@ def as_prompts(prompts: Any) -> list[PromptType]:
     return list(prompts)
 
 
+def as_prompts_of_ids(prompts: Any) -> list[PromptType]:
+    """One prompt of token ids or several, as a list; what these hold is checked with the rest of the request."""
+    for prompt in (prompts, *(prompts if isinstance(prompts, Sequence) else ())):
+        if isinstance(prompt, str | Mapping):
+            raise InvalidRequestError(
+                f"a prompt of token ids must be a list of these, got {type(prompt).__name__}", "prompt_token_ids"
+            )
+    return as_prompts(prompts)
+
+
+def params_of_each(given: Any, num_prompts: int) -> Sequence[Any]:
+    """The parameters of each prompt, out of one object for all or a list; what this holds is checked later.
+
+    Raises:
+        InvalidRequestError: It is neither, or has another length.
+    """
+    if isinstance(given, SamplingParams | BeamSearchParams):
+        return [given] * num_prompts
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InvalidRequestError(
+            f"sampling_params must be a SamplingParams or a list of these, got {type(given).__name__}",
+            "sampling_params",
+        )
+    if len(given) != num_prompts:
+        raise InvalidRequestError(
+            f"sampling_params has {len(given)} entries for {num_prompts} prompts; give one, or one for each",
+            "sampling_params",
+        )
+    return given
+
+
+def priority_of_each(given: Any, num_prompts: int) -> Sequence[Any]:
+    """The priority of each prompt, out of one for all, a list or None; the numbers are checked later.
+
+    Raises:
+        InvalidRequestError: It is none of these, or has another length.
+    """
+    if given is None or isinstance(given, int):
+        return [0 if given is None else given] * num_prompts
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InvalidRequestError(f"priority must be an integer or a list of these, got {given!r:.80}", "priority")
+    if len(given) != num_prompts:
+        raise InvalidRequestError(
+            f"priority has {len(given)} entries for {num_prompts} prompts; give one, or one for each", "priority"
+        )
+    return given
+
+
 def with_tokenization(prompts: list[PromptType], options: Mapping[str, Any]) -> list[PromptType]:
     """Text prompts with ``tokenization_kwargs`` of a call; prompts of token ids stay as they are."""
+    if not isinstance(options, Mapping):
+        raise InvalidRequestError(
+            f"tokenization_kwargs must be a dict, got {type(options).__name__}", "tokenization_kwargs"
+        )
     if unknown := sorted(set(options) - {"add_special_tokens"}):
         raise InvalidRequestError(
             f"tokenization_kwargs may hold add_special_tokens, got {', '.join(map(str, unknown))}",
@@ -48,6 +102,40 @@ def check_no_media(options: Mapping[str, Any] | None) -> None:
     """Refuse options for media."""
     if options:
         raise InvalidRequestError("mm_processor_kwargs is not supported: prompts are text alone", "mm_processor_kwargs")
+
+
+def check_chat_options(
+    *,
+    chat_template: Any,
+    add_generation_prompt: Any,
+    continue_final_message: Any,
+    tools: Any,
+    chat_template_kwargs: Any,
+) -> None:
+    """Refuse options of ``LLM.chat`` of the wrong type, as the server does: a template would make a prompt of them.
+
+    Raises:
+        InvalidRequestError: Names the option.
+    """
+    if not isinstance(chat_template, str | None):
+        raise InvalidRequestError(f"chat_template must be text, got {type(chat_template).__name__}", "chat_template")
+    flags = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise InvalidRequestError(f"{name} must be True or False, got {flag!r:.80}", name)
+    if not isinstance(chat_template_kwargs, Mapping | None):
+        raise InvalidRequestError(
+            f"chat_template_kwargs must be a dict, got {type(chat_template_kwargs).__name__}", "chat_template_kwargs"
+        )
+    if tools is None:
+        return
+    if isinstance(tools, str) or not isinstance(tools, Sequence):
+        raise InvalidRequestError(f"tools must be a list of dicts, got {type(tools).__name__}", "tools")
+    if not tools:
+        raise InvalidRequestError("tools must not be an empty list; leave it out instead", "tools")
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise InvalidRequestError(f"tools[{index}] must be a dict, got {type(tool).__name__}", "tools")
 
 
 def as_conversations(messages: Any) -> list[Messages]:

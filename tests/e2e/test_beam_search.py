@@ -296,6 +296,15 @@ def test_what_cannot_be_combined_is_refused_by_name(name, value):
         SamplingParams(n=2, use_beam_search=True, temperature=0.0, **{name: value})
 
 
+def test_generate_takes_the_parameters_of_a_search_alone_or_in_a_list(llm):
+    wanted = params(2, 1.0)
+    prompts = [{"prompt_token_ids": ids} for ids in PROMPTS[:2]]
+    alone, listed = (llm.generate(prompts, given, use_tqdm=False) for given in (wanted, [wanted, wanted]))
+    for one, other in zip(alone, listed, strict=True):
+        assert [beam.token_ids for beam in one.outputs] == [beam.token_ids for beam in other.outputs]
+        assert len(one.outputs) == 2
+
+
 def test_a_vocabulary_too_small_for_the_beams_is_said(llm):
     wide = SamplingParams(n=25, use_beam_search=True, stop_token_ids=[1, 2, 3], max_tokens=2)
     with pytest.raises(InvalidRequestError, match="looks at 125 candidates, and the vocabulary has 97"):

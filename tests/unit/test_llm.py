@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from rustvllm import LLM, SamplingParams
+from rustvllm import LLM, BeamSearchParams, SamplingParams
 from rustvllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
@@ -95,6 +95,10 @@ def test_more_tokens_than_may_wait(make):
         (["a", [999]], GREEDY, "prompt 1: token id 999"),
         (["a", "b" * 64], GREEDY, "prompt 1: .* 64 input tokens"),
         (["a", "b"], [GREEDY, "greedy"], "prompt 1: sampling_params must be a SamplingParams, got str"),
+        ("a", 5, "sampling_params must be a SamplingParams or a list of these, got int"),
+        ("a", (GREEDY for _ in "a"), "sampling_params must be a SamplingParams or a list of these, got generator"),
+        ({"prompt": "a"}, {"temperature": 0}, "sampling_params must be a SamplingParams or a list of these, got dict"),
+        (["a", {"prompt": "b", "cache_salt": "\ud800"}], GREEDY, r"prompt 1: cache_salt .* got '\\ud800'"),
         ("a", changed(GREEDY, max_tokens=0), "max_tokens must be at least 1, got 0"),
         (["a", "b"], [GREEDY, changed(GREEDY, n=0)], "prompt 1: n must be at least 1, got 0"),
         (b"a", GREEDY, "prompts must be text"),
@@ -116,6 +120,45 @@ def test_priority(make):
     assert outputs[1].metrics.finished_time < outputs[0].metrics.finished_time
     with pytest.raises(InvalidRequestError, match="priority has 1 entries for 2 prompts"):
         llm.generate(["a", "a"], GREEDY, use_tqdm=False, priority=[1])
+    for wrong in (1.5, "high", {0: 1}):
+        with pytest.raises(InvalidRequestError, match=f"priority must be an integer or a list of these, got {wrong!r}"):
+            llm.generate("a", GREEDY, use_tqdm=False, priority=wrong)
+    with pytest.raises(InvalidRequestError, match=r"priority must fit into 32 bits, .*, got 1099511627776"):
+        llm.generate("a", GREEDY, use_tqdm=False, priority=2**40)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"prompt_token_ids": "abc"}, "a prompt of token ids must be a list of these, got str"),
+        ({"prompt_token_ids": ["abc"]}, "a prompt of token ids must be a list of these, got str"),
+        ({"prompt_token_ids": [{"prompt": "a"}]}, "a prompt of token ids must be a list of these, got dict"),
+        ({"prompts": "a", "tokenization_kwargs": ["a"]}, "tokenization_kwargs must be a dict, got list"),
+    ],
+)
+def test_what_is_no_list_of_ids_and_no_dict_is_refused(make, toy_executors, options, says):
+    llm = make()
+    with pytest.raises(InvalidRequestError, match=says):
+        llm.generate(sampling_params=GREEDY, use_tqdm=False, **options)
+    assert toy_executors[0].steps == []
+    for ids, expected in (([[97], [98]], ["bcde", "cdef"]), ([97, 98], ["cdef"])):
+        assert texts(llm.generate(prompt_token_ids=ids, sampling_params=GREEDY, use_tqdm=False)) == expected
+
+
+def test_a_search_wider_than_the_queue_is_refused_before_anything_runs(make, toy_executors):
+    llm = make(max_num_queued_reqs=3)
+    params = BeamSearchParams(beam_width=4, max_tokens=3)
+    for given in (params, [params]):
+        with pytest.raises(InvalidRequestError, match="n is 4, but at most 3 requests may wait"):
+            llm.generate(["a"], given, use_tqdm=False)
+    assert toy_executors[0].steps == []
+
+
+def test_all_searches_are_checked_before_the_first_runs(make, toy_executors):
+    llm = make()
+    with pytest.raises(InvalidRequestError, match="prompt 2: the prompt is empty"):
+        llm.beam_search(["a", "b", ""], BeamSearchParams(beam_width=2, max_tokens=3), concurrency_limit=1)
+    assert toy_executors[0].steps == []
 
 
 def test_parameters_may_be_changed_between_calls(make):
@@ -329,6 +372,13 @@ def test_chat_renders_parts_tools_and_open_messages(make):
         ({"chat_template": "{% for %}"}, "chat_template", "not valid"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "messages"),
         ({"lora_request": "adapter"}, "lora_request", "must be a LoRARequest or a list"),
+        ({"tools": "look"}, "tools", "must be a list of dicts, got str"),
+        ({"tools": {"type": "function"}}, "tools", "must be a list of dicts, got dict"),
+        ({"tools": [{"type": "function"}, 5]}, "tools", r"tools\[1\] must be a dict, got int"),
+        ({"chat_template": 5}, "chat_template", "must be text, got int"),
+        ({"chat_template_kwargs": ["a"]}, "chat_template_kwargs", "must be a dict, got list"),
+        ({"add_generation_prompt": "no"}, "add_generation_prompt", "must be True or False, got 'no'"),
+        ({"continue_final_message": 1}, "continue_final_message", "must be True or False, got 1"),
     ],
 )
 def test_chat_names_what_is_wrong(make, options, param, says):

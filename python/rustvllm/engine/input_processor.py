@@ -20,6 +20,7 @@ from rustvllm.engine.request.prompts import PROMPT_KEYS, PromptType
 from rustvllm.engine.request.sampling_extras import is_long, make_sampling_extras
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
+from rustvllm.parameter_checks import is_valid_unicode, shown
 from rustvllm.sampling_params import MAX_TOKENS_LIMIT, BeamSearchParams, SamplingParams
 from rustvllm.sampling_table import SAMPLING_LISTS
 from rustvllm.tenant import Tenant
@@ -381,7 +382,9 @@ class InputProcessor:
                 "priority",
             )
         if not -(2**31) <= priority < 2**31:
-            raise InvalidRequestError("priority must fit into 32 bits", "priority")
+            raise InvalidRequestError(
+                f"priority must fit into 32 bits, {-(2**31)} to {2**31 - 1}, got {shown(priority)}", "priority"
+            )
 
     def _num_candidates(self, params: EngineParams, rules: TokenRules) -> int:
         """Candidates that each token needs for the caller, or for a choice; −1: not even its own."""
@@ -469,7 +472,12 @@ def _read_prompt(prompt: object) -> tuple[str | None, object, str | None, bool, 
 
 
 def _check_cache_salt(salt: object) -> None:
-    if not isinstance(salt, str) or not 0 < len(salt) <= 128 or any(char in "@/\\\0" for char in salt):
+    if (
+        not isinstance(salt, str)
+        or not 0 < len(salt) <= 128
+        or any(char in "@/\\\0" for char in salt)
+        or not is_valid_unicode(salt)
+    ):
         raise InvalidRequestError(
             f"cache_salt must be 1 to 128 characters without '@', '/', '\\' and NUL, got {salt!r:.80}",
             "cache_salt",
