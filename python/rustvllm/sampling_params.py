@@ -399,6 +399,11 @@ class SamplingParams:
                 f"{len(self.stop_token_ids or ())}",
                 "stop_token_ids",
             )
+        if self.max_tokens == 0:
+            raise InvalidRequestError("max_tokens must be at least 1 with use_beam_search, got 0", "max_tokens")
+        if self.structured_outputs is not None:
+            param, remedy = self.structured_outputs.asked_by
+            raise InvalidRequestError(f"{param} cannot be used with use_beam_search: {remedy}", param)
         for name, is_neutral in NOT_WITH_BEAMS.items():
             if not is_neutral(getattr(self, name)):
                 raise InvalidRequestError(
@@ -446,7 +451,6 @@ NOT_WITH_BEAMS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "allowed_token_ids": lambda v: v is None,
     "bad_words": lambda v: not v,
     "logits_processors": lambda v: not v,
-    "structured_outputs": lambda v: v is None,
 }
 """What a search has no use for: parameter -> whether this value asks for nothing. Its beams are compared by what the
 model itself says, and with ``logprobs`` 0 it gives that for the tokens that it chose."""

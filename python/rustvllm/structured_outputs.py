@@ -119,6 +119,11 @@ class StructuredOutputsParams:
             raise InvalidRequestError(str(error), self.param) from None
 
     @property
+    def asked_by(self) -> tuple[str, str]:
+        """The field of a request that asks for it, and what to do to ask for nothing."""
+        return self.param, "leave it out"
+
+    @property
     def kind(self) -> str:
         """Which of :data:`KINDS` it is."""
         return next(name for name in KINDS if getattr(self, name) is not None)
@@ -191,3 +196,10 @@ class GatedOutputs(StructuredOutputsParams):
 
     def __post_init__(self) -> None:
         """There is nothing to check: both parts are."""
+
+    @property
+    def asked_by(self) -> tuple[str, str]:
+        """See there; without an answer it is the budget of the thoughts, which may be the server's own."""
+        if self.answer is not None:
+            return self.answer.asked_by
+        return "thinking_token_budget", f"it is {self.gate.budget}, send -1"

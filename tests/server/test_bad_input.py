@@ -14,6 +14,7 @@ from rustvllm.server.state import ServerSettings
 
 URL = "/v1/completions"
 GOOD = {"prompt": "good", "max_tokens": 2}
+BEAMS = {**GOOD, "n": 2, "use_beam_search": True}
 
 
 async def post_raw(client, content, url=URL, content_type="application/json"):
@@ -80,6 +81,18 @@ async def post_raw(client, content, url=URL, content_type="application/json"):
         ({**GOOD, "suffix": "!"}, "suffix", "not supported yet"),
         ({**GOOD, "use_beam_search": True, "stream": True}, "stream", "use_beam_search cannot be streamed"),
         ({**GOOD, "use_beam_search": True, "stop": "x"}, "stop", "cannot be used with use_beam_search"),
+        ({**BEAMS, "max_tokens": 0, "echo": True}, "max_tokens", "at least 1 with use_beam_search, got 0"),
+        ({**BEAMS, "echo": True, "logprobs": 0}, "logprobs", "logprobs with echo cannot be used with use_beam_search"),
+        (
+            {**BEAMS, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+            "structured_outputs cannot be used with",
+        ),
+        (
+            {**BEAMS, "response_format": {"type": "json_object"}},
+            "response_format",
+            "response_format cannot be used with",
+        ),
         ({**GOOD, "best_of": 0}, "best_of", "at least 1"),
         ({**GOOD, "length_penalty": 0.5}, "length_penalty", "set use_beam_search"),
         ({**GOOD, "presence_penalty": 2.5}, "presence_penalty", "2.5"),

@@ -76,6 +76,23 @@ def test_the_servers_budget_holds_where_a_request_has_none(server):
     assert num_thought(asked(server, thinking_token_budget=-1, max_tokens=30, ignore_eos=True)) == 30
 
 
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({}, "thinking_token_budget", "cannot be used with use_beam_search: it is 7, send -1"),
+        ({"thinking_token_budget": 3}, "thinking_token_budget", "it is 3, send -1"),
+        ({"structured_outputs": WANTED}, "structured_outputs", "structured_outputs cannot be used"),
+        ({"tools": [TOOL]}, "tools", "tools cannot be used with use_beam_search: leave it out"),
+        ({"tools": [TOOL], "tool_choice": "required", "thinking_token_budget": -1}, "tools", "tools cannot be used"),
+    ],
+)
+def test_a_search_is_refused_by_the_name_of_what_it_has_no_use_for(server, fields, param, says):
+    error = asked(server, 400, use_beam_search=True, n=2, logit_bias=None, **fields)["error"]
+    assert error["param"] == param
+    assert says in error["message"]
+    assert len(error["message"]) < 120
+
+
 def test_an_answer_of_a_schema_comes_behind_thoughts_streamed_and_whole(server):
     fields = {"structured_outputs": WANTED, "thinking_token_budget": 5, "max_tokens": 120}
     answer = asked(server, **fields)

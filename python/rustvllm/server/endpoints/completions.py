@@ -58,7 +58,16 @@ class CompletionFace(Face[CompletionRequest]):
         return self.request.logprobs
 
     def echoed_logprobs(self) -> int | None:
-        return self.request.logprobs if self.request.echo else None
+        request = self.request
+        if not request.echo or request.logprobs is None:
+            return None
+        if request.use_beam_search:
+            raise InvalidRequestError(
+                "logprobs with echo cannot be used with use_beam_search, which has none of the prompt: leave one of "
+                "them out.",
+                "logprobs",
+            )
+        return request.logprobs
 
     def check(self) -> None:
         check_repeats(self.request, self.request.prompt, self.params.n)
