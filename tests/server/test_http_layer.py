@@ -399,6 +399,23 @@ async def test_a_template_has_the_servers_variables_unless_a_request_has_its_own
     assert prompts == ["calm 1", "wild 1"]
 
 
+async def test_the_effort_of_a_request_wins_over_the_servers_variables():
+    template = "{{ reasoning_effort }} {{ enable_thinking }}{% for m in messages %}{% endfor %}"
+    variables = {"reasoning_effort": "low", "enable_thinking": True}
+    settings = ServerSettings(chat_template=template, default_chat_template_kwargs=variables)
+    async with serving(settings=settings) as (client, engine):
+        body = {"messages": MESSAGES, "max_tokens": 1}
+        for fields in (
+            {},
+            {"reasoning_effort": "none"},
+            {"reasoning_effort": "high"},
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": "so"}},
+        ):
+            await client.post(CHAT, json={**body, **fields})
+    prompts = [bytes(request.prompt_token_ids.tolist()).decode() for request in engine.seen]
+    assert prompts == ["low True", "none False", "high True", "none so"]
+
+
 WALKS = textwrap.dedent("""\
     {%- for m in messages -%}
     {%- if m['content'] is string -%}<{{ m['content'] }}>

@@ -25,6 +25,8 @@ def test_serve_and_run_batch_read_them_alike():
     ("argv", "message"),
     [
         (["--default-chat-template-kwargs", "[1]"], "must be a JSON object"),
+        (["--default-chat-template-kwargs", '{"messages": [], "a": 1}'], "cannot set messages; the request has fields"),
+        (["--default-chat-template-kwargs", '{"tokenizer": 1}'], "cannot set tokenizer"),
         (["--response-role", ""], "must be a word of 1 to 64 characters"),
         (["--reasoning-field", "thoughts"], "invalid choice: 'thoughts'"),
         (["--tool-call-constraint", "json"], "invalid choice: 'json'"),

@@ -186,8 +186,8 @@ async def render_prompt(
         "continue_final_message": bool(request.continue_final_message),
         "tools": None if hides_tools else request.tools,
         "documents": request.documents,
-        **_effort(request),
         **state.settings.default_chat_template_kwargs,
+        **_effort(request),
         **variables,
     }
     own = request.chat_template

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rustvllm.config.flags import parse_json_object
-from rustvllm.exceptions import ConfigError
+from rustvllm.exceptions import ConfigError, InvalidRequestError
 
 CONTENT_FORMATS = ("auto", "string", "openai")
 MAX_THINKING_TOKENS = 2**31 - 1
@@ -27,7 +27,7 @@ def add_answer_args(group: Any) -> None:
     )
     group.add_argument(
         "--default-chat-template-kwargs",
-        type=parse_json_object,
+        type=_template_variables,
         default={},
         metavar="JSON",
         help="variables for the chat template, unless a request's chat_template_kwargs say otherwise",
@@ -100,6 +100,18 @@ def add_answer_args(group: Any) -> None:
         action="store_true",
         help="do not show tools to the model where tool_choice is none",
     )
+
+
+def _template_variables(text: str) -> dict[str, Any]:
+    from rustvllm.text.chat_template import check_template_variables
+
+    variables = parse_json_object(text)
+    try:
+        check_template_variables(variables)
+    except InvalidRequestError as error:
+        reason = str(error).removeprefix("chat_template_kwargs ")
+        raise argparse.ArgumentTypeError(reason) from None
+    return variables
 
 
 def _tool_call_parser(text: str) -> str:
