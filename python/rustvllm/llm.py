@@ -509,12 +509,6 @@ class LLM:
                         made = engine_params(asked).with_output_kind(RequestOutputKind.FINAL_ONLY)
                     assert made is not None
                     own = made  # noqa: PLW2901
-                    limit = self.llm_engine.config.scheduler.max_num_queued_reqs
-                    if own.num_samples > limit:
-                        name = "n" if own.best_of is None else "best_of"
-                        raise InvalidRequestError(
-                            f"{name} is {own.num_samples}, but at most {limit} requests may wait", name
-                        )
                 requests.append(self.llm_engine.input_processor.process(prompt, own, rank))
             except InvalidRequestError as error:
                 if len(prompts) == 1:

@@ -64,6 +64,7 @@ class InputProcessor:
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         self._model = config.model
         self._max_num_seqs = config.scheduler.max_num_seqs
+        self._max_num_queued = config.scheduler.max_num_queued_reqs
         self._priority_allowed = config.scheduler.scheduling_policy == "priority"
         self._tokenizer = tokenizer
         self._seed_numbers = itertools.count(1)  # next() is atomic: requests may be checked in several threads
@@ -367,6 +368,13 @@ class InputProcessor:
                 f"best_of ({params.best_of}) chooses by log-probabilities, and this engine gives "
                 f"{self._model.logprobs_mode} in their place (logprobs_mode)",
                 "best_of",
+            )
+        if params.num_samples > self._max_num_queued:
+            name = "n" if params.best_of is None else "best_of"
+            raise InvalidRequestError(
+                f"{name} is {params.num_samples}, but at most {self._max_num_queued} requests may wait "
+                f"(max_num_queued_reqs): lower {name}",
+                name,
             )
         if params.stop_strings and self._tokenizer is None:
             raise InvalidRequestError(

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from async_streams import GREEDY, LONG, collect, is_idle, until
-from rustvllm import AsyncLLM
+from rustvllm import AsyncLLM, BeamSearchParams, SamplingParams
 from rustvllm.engine.request_state import RequestState
 from rustvllm.exceptions import (
     EngineDeadError,
@@ -181,6 +181,29 @@ async def test_full_queue(make, toy_executors):
     toy_executors[0].gate.set()
     for stream in streams:
         assert [output async for output in stream][-1].outputs[0].text == "bcde"
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [
+        (SamplingParams(n=3), "n"),
+        (SamplingParams(best_of=3), "best_of"),
+        (BeamSearchParams(beam_width=3, max_tokens=2), "n"),
+    ],
+)
+async def test_what_the_queue_can_never_take_is_the_requests_fault(make, params, name):
+    engine = make(max_num_queued_reqs=2)
+    says = rf"{name} is 3, but at most 2 requests may wait \(max_num_queued_reqs\): lower {name}"
+    with pytest.raises(InvalidRequestError, match=says) as caught:
+        await engine.add_request("r", "a", params)
+    assert caught.value.param == name
+    assert engine.stats()["num_requests"] == 0
+
+
+async def test_a_request_id_with_half_a_character_is_refused(make):
+    engine = make()
+    with pytest.raises(InvalidRequestError, match=r"request_id must be valid Unicode, got '\\ud800'"):
+        await engine.add_request("\ud800", "a", GREEDY)
 
 
 async def test_who_waits_too_long(make, toy_executors):

@@ -223,9 +223,10 @@ def test_children_never_clash_with_another_request(make):
 
 def test_a_full_queue_leaves_no_half_request_behind(make):
     engine = make(max_num_queued_reqs=2)
+    engine.add_request("one", "a", SamplingParams(max_tokens=1))
     with pytest.raises(QueueFullError):
-        engine.add_request("three", "a", SamplingParams(n=3))
-    assert finish(engine) == {}
+        engine.add_request("two", "a", SamplingParams(n=2))
+    assert list(finish(engine)) == ["one"]
     engine.add_request("two", "a", SamplingParams(n=2, max_tokens=1))
     assert len(finish(engine)["two"][-1].outputs) == 2
 
