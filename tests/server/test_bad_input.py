@@ -78,6 +78,8 @@ async def post_raw(client, content, url=URL, content_type="application/json"):
         ({**GOOD, "logprobs": "many"}, "logprobs", "valid integer"),
         ({**GOOD, "logprobs": 21, "echo": True}, "logprobs", "logprobs is 21, at most 20 are given"),
         ({**GOOD, "prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "cannot be used with stream=true"),
+        ({**GOOD, "request_id": "a\nb"}, "request_id", "256 printable characters, got 'a\\nb'"),
+        ({**GOOD, "request_id": "a" * 257}, "request_id", "256 printable characters, got 257 characters"),
         ({**GOOD, "suffix": "!"}, "suffix", "not supported yet"),
         ({**GOOD, "use_beam_search": True, "stream": True}, "stream", "use_beam_search cannot be streamed"),
         ({**GOOD, "use_beam_search": True, "stop": "x"}, "stop", "cannot be used with use_beam_search"),

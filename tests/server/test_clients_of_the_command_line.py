@@ -3,6 +3,8 @@
 import http.server
 import io
 import json
+import os
+import subprocess
 import sys
 import threading
 
@@ -96,6 +98,26 @@ def test_a_file_that_holds_no_tools_is_named(capsys, silent, tmp_path, text, say
     message = capsys.readouterr().err
     assert str(path) in message
     assert says in message
+
+
+def test_a_reader_that_has_heard_enough_ends_the_program_without_a_word(silent):
+    chunk = {"choices": [{"index": 0, "text": "abc", "finish_reason": None}]}
+    silent.body = f"data: {json.dumps(chunk)}\n\n".encode() * 3 + b"data: [DONE]\n\n"
+    ours, theirs = os.pipe()
+    os.close(ours)
+    argv = [sys.executable, "-m", "rustvllm.cli.main", "complete", "--url", silent.url, "--model-name", "m", "-q", "a"]
+    try:
+        done = subprocess.run(argv, stdout=theirs, stderr=subprocess.PIPE, timeout=60, check=False)
+    finally:
+        os.close(theirs)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_bytes_that_are_no_text_are_said_before_the_server_is_asked(capsys, silent):
+    before = len(silent.seen)
+    assert complete(silent.url, "a\udcff", "--model-name", "m") == 1
+    assert "holds bytes that are not UTF-8: 'a\\udcff'" in capsys.readouterr().err
+    assert len(silent.seen) == before
 
 
 def test_lines_of_the_input_are_a_conversation(capsys, monkeypatch, silent):

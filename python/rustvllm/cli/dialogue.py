@@ -1,10 +1,12 @@
 """Lines in, streamed answers out: the loop of ``rustvllm chat`` and ``rustvllm complete``."""
 
+import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 
 from rustvllm.cli.api_client import ApiError
+from rustvllm.parameter_checks import is_valid_unicode
 
 Answer = Callable[[str], Generator[str]]
 """What was asked → pieces of the answer."""
@@ -55,15 +57,21 @@ def _edit_lines() -> None:
 
 
 def _say(program: str, asked: str, answer: Answer) -> int:
+    if not is_valid_unicode(asked):  # Python has put halves of characters where bytes are none
+        print(f"{program}: error: what is asked holds bytes that are not UTF-8: {asked!r:.80}", file=sys.stderr)
+        return EXIT_FAILURE
     try:
         with closing(answer(asked)) as pieces:  # closing it ends the request, if it is not at its end
             for piece in pieces:
                 print(piece, end="", flush=True)
+        print(flush=True)
     except KeyboardInterrupt:
         print()
         return EXIT_INTERRUPTED
     except ApiError as error:
         print(f"{program}: error: {error}", file=sys.stderr)
         return EXIT_FAILURE
-    print()
+    except BrokenPipeError:  # the reader has heard enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
     return EXIT_OK

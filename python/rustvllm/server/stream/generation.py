@@ -48,8 +48,9 @@ def new_request_id(prefix: str, request: Request, requested: str | None) -> str:
     if not own:
         return prefix + (secrets.token_hex(16) if noted is None else noted.text)
     if not is_valid_request_id(own):
+        what = f"{len(own)} characters" if len(own) > MAX_REQUEST_ID_CHARS else repr(own)
         raise InvalidRequestError(
-            f"request_id must be at most {MAX_REQUEST_ID_CHARS} printable characters, got {len(own)}.", "request_id"
+            f"request_id must be at most {MAX_REQUEST_ID_CHARS} printable characters, got {what}.", "request_id"
         )
     if noted is not None:
         noted.text = own
