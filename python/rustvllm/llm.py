@@ -3,7 +3,8 @@
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -128,7 +129,9 @@ class LLM:
         for line in describe_engine(self.llm_engine.config, self.llm_engine.engine_core.num_blocks):
             logger.info("%s", line)
         self._num_requests = 0
-        self._waiting: deque[tuple[str, EngineCoreRequest]] = deque()  # until the engine's queue has room for them
+        # Until the engine's queue has room for them.
+        self._waiting: deque[tuple[str, EngineCoreRequest]] = deque()
+        self.llm_engine.adapters_of_waiting = partial(_adapters_of, self._waiting)
         self._enqueued: dict[str, RequestOutput | None] = {}  # what is to be waited for, with what has ended of it
         self._tokenizer: Any = None
         self._renderer: ChatRenderer | None = None
@@ -575,6 +578,10 @@ class LLM:
             waiting.popleft()
             fed = True
         return fed
+
+
+def _adapters_of(waiting: Iterable[tuple[str, EngineCoreRequest]]) -> set[int]:
+    return {request.adapter for _, request in waiting}
 
 
 def _without_failures(outputs: list[RequestOutput]) -> list[RequestOutput]:

@@ -1,7 +1,7 @@
 """``LLMEngine``: an engine in the caller's own process and thread, one ``step`` at a time."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,7 @@ class LLMEngine:
         tokenizer: None with ``skip_tokenizer_init``.
         input_processor: Checks requests.
         engine_core: Drives the engine.
+        adapters_of_waiting: Numbers of the adapters of requests that are made and not added yet, which keep them.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class LLMEngine:
         )
         self._adapters = AdapterRegistry(self.config.lora, self.config.model.served_model_name)
         self._retired_adapters: set[int] = set()  # no name has them any more, requests may
+        self.adapters_of_waiting: Callable[[], set[int]] = set
         self._idle_steps = 0
         handle = self.engine_core.handle
         self._reporter: StatReporter | None = None
@@ -203,7 +205,7 @@ class LLMEngine:
         if found is not None:
             return found.number
         folder = self._adapters.check(request)
-        crowded_out = self._adapters.crowded_out(self._requests.adapters_in_use() | keep)
+        crowded_out = self._adapters.crowded_out(self._adapters_in_use() | keep)
         if crowded_out is not None:
             self._adapters.forget(crowded_out)
             self._retire(crowded_out.number)
@@ -220,9 +222,12 @@ class LLMEngine:
     def _retire(self, *numbers: int) -> None:
         """Have the engine forget adapters without a name as soon as no request needs them."""
         self._retired_adapters.update(numbers)
-        for number in self._retired_adapters - self._requests.adapters_in_use():
+        for number in self._retired_adapters - self._adapters_in_use():
             self._retired_adapters.discard(number)
             self.engine_core.core.executor.remove_adapter(number)
+
+    def _adapters_in_use(self) -> set[int]:
+        return self._requests.adapters_in_use() | self.adapters_of_waiting()
 
     def step(self) -> list[RequestOutput]:
         """Run one step of the engine.
