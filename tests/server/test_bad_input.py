@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rustvllm.server.endpoint_table import UNBUILT_ENDPOINTS
-from rustvllm.server.state import ServerSettings
+from rustvllm.server.state import ServedModel, ServerSettings
 
 URL = "/v1/completions"
 GOOD = {"prompt": "good", "max_tokens": 2}
@@ -114,6 +114,17 @@ async def test_bad_fields_name_the_parameter_and_the_value(body, param, says):
             assert_error(response, 400, "BadRequestError", param=param, says=(says,))
             assert len(response.content) < 2000
         assert (await client.post(URL, json=GOOD)).status_code == 200
+
+
+async def test_an_adapter_that_is_unloaded_while_a_request_is_read_is_no_model_any_more(monkeypatch):
+    lists = []
+    monkeypatch.setattr(ServedModel, "adapters", property(lambda _: lists.pop() if lists else {}))
+    async with serving() as (client, engine):
+        for stream in (False, True):
+            lists.append({"polite": None})
+            answer = await client.post(URL, json={**GOOD, "model": "polite", "stream": stream})
+            assert_error(answer, 404, "NotFoundError", param="model", says=("`polite` does not exist",))
+        assert not engine.seen
 
 
 async def test_max_tokens_0_with_echo_scores_the_prompt():

@@ -106,9 +106,20 @@ class ServedModel:
             await self.engine.refresh_adapters()
 
     def adapter_request(self, name: str) -> LoRARequest | None:
-        """What names an adapter to the engine: one that is loaded, which is not loaded again should it be gone."""
+        """What names an adapter to the engine: one that is loaded, which is not loaded again should it be gone.
+
+        Args:
+            name: As :meth:`resolve_name` gave it; None is for the model's own.
+
+        Raises:
+            UnknownModelError: The adapter was unloaded meanwhile: the model alone would be another answer.
+        """
+        if name in self.names:
+            return None
         loaded = self.adapters.get(name)
-        return None if loaded is None else LoRARequest(name, loaded.request.lora_int_id)
+        if loaded is None:
+            raise UnknownModelError(name, (*self.names, *self.adapters))
+        return LoRARequest(name, loaded.request.lora_int_id)
 
     def resolve_name(self, model: str | None) -> str:
         """The name to answer with: the one the client typed, or the first.
