@@ -13,9 +13,9 @@ UNNAMED = {"crates/ipc/src/handshake.rs", "python/rustvllm/sample/token_rules.py
 @pytest.mark.parametrize(
     ("page", "begin", "count", "name"),
     [
-        ("adding-a-sampling-parameter.md", "For a number 8", 8, "top_n_sigma"),
-        ("adding-a-sampling-parameter.md", "Edited by hand for one are 8", 8, "bad_words"),
-        ("adding-a-flag.md", "For a flag of the scheduler 8", 8, "max_look_past"),
+        ("adding-a-sampling-parameter.md", "A number needs 8", 8, "top_n_sigma"),
+        ("adding-a-sampling-parameter.md", "A list needs 8", 8, "bad_words"),
+        ("adding-a-flag.md", "A flag of the scheduler needs 8", 8, "max_look_past"),
     ],
 )
 def test_the_files_edited_by_hand_are_listed(repository: Path, page: str, begin: str, count: int, name: str) -> None:
