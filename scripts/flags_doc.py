@@ -120,7 +120,7 @@ def _variables() -> list[tuple[str, str]]:
             name, value, meaning = named.groups()
             meaning = " ".join(meaning.split()).replace("``", "`")
             found.append((f"{name}={value}" if value else name, meaning))
-    found.append(("RUSTVLLM_API_KEY", "keys that clients must send, one of them, separated by spaces (default: none)"))
+    found.append(("RUSTVLLM_API_KEY", "API keys, separated by spaces, one of which clients must send (default: none)"))
     return sorted(found)
 
 

@@ -26,15 +26,15 @@ def chat(argv: Sequence[str]) -> int:
     Returns:
         The exit code: 0, 1 after an error, 130 after Ctrl-C during an answer.
     """
-    parser = FlexibleArgumentParser(prog=PROGRAM, description="Talk with a model that a server serves.")
+    parser = FlexibleArgumentParser(prog=PROGRAM, description="Talk to a model on a server.")
     add_client_flags(parser)
-    parser.add_argument("--system-prompt", metavar="TEXT", help="begin the conversation with it")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="begin the conversation with this system prompt")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="say this, print the answer and end")
     parser.add_argument(
         "--tools",
         type=Path,
         metavar="FILE",
-        help="a JSON list of tools: calls are shown, and the next line answers them",
+        help="JSON list of tools; calls are shown, and the next line is their result",
     )
     args = parser.parse_args(argv)
     try:

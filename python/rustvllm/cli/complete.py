@@ -16,9 +16,9 @@ def complete(argv: Sequence[str]) -> int:
     Returns:
         The exit code: 0, 1 after an error, 130 after Ctrl-C during an answer.
     """
-    parser = FlexibleArgumentParser(prog=PROGRAM, description="Have a model that a server serves continue texts.")
+    parser = FlexibleArgumentParser(prog=PROGRAM, description="Continue texts with a model on a server.")
     add_client_flags(parser)
-    parser.add_argument("-q", "--quick", metavar="TEXT", help="continue this, print what comes and end")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="continue this text, print the result and end")
     args = parser.parse_args(argv)
     try:
         client = make_client(args)

@@ -31,7 +31,7 @@ def inspect(argv: Sequence[str]) -> int:
         The exit code: 0, or 1 if the checkpoint cannot be served.
     """
     parser = FlexibleArgumentParser(
-        prog="rustvllm inspect", description="Say what a checkpoint is and what it needs, without loading it."
+        prog="rustvllm inspect", description="Show what a checkpoint is and what memory it needs, without loading it."
     )
     parser.add_argument("model", help="folder, GGUF file or hub name; folder:Q4_K_M chooses among GGUF files")
     parser.add_argument("--revision", help="branch, tag or commit on the hub")

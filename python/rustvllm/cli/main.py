@@ -15,9 +15,9 @@ from rustvllm.process.startup_memory import check_address_space
 
 COMMANDS = {
     "serve": "serve a model behind an OpenAI-compatible HTTP server",
-    "chat": "talk with a model that a server serves",
-    "complete": "have a model that a server serves continue texts",
-    "inspect": "say what a checkpoint is and what memory it needs, without loading it",
+    "chat": "talk to a model on a server",
+    "complete": "continue texts with a model on a server",
+    "inspect": "show what a checkpoint is and what memory it needs, without loading it",
     "trace": "print the life of a request, step by step",
     "run-batch": "answer a file of requests, in the format of OpenAI's batches",
     "bench": "measure the scheduler, an engine or a server",

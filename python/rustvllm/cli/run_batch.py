@@ -62,10 +62,10 @@ def make_parser() -> FlexibleArgumentParser:
         help="a file, or an http(s) URL that is written with PUT",
     )
     group.add_argument(
-        "--output-tmp-dir", metavar="DIR", help="where answers are kept before they go to a URL (default: a new one)"
+        "--output-tmp-dir", metavar="DIR", help="folder for answers before they are sent to a URL (default: a new one)"
     )
     group.add_argument(
-        "--resume", action="store_true", help="go on from OUTPUT.partial: only what has no answer yet is computed"
+        "--resume", action="store_true", help="continue from OUTPUT.partial: compute only lines without an answer"
     )
     add_answer_args(group)
     group.add_argument(
@@ -76,7 +76,7 @@ def make_parser() -> FlexibleArgumentParser:
         type=positive,
         default=DEFAULT_MAX_BODY_BYTES,
         metavar="BYTES",
-        help="longest line taken (default: %(default)s)",
+        help="longest accepted line (default: %(default)s)",
     )
     AsyncEngineArgs.add_cli_args(parser)
     add_unsupported_args(parser)

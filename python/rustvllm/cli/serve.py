@@ -23,7 +23,7 @@ def make_parser() -> FlexibleArgumentParser:
     )
     parser.add_argument("-h", "--help", action=GroupedHelp)
     parser.add_argument(
-        FLAG, metavar="FILE", help="YAML file with flags as keys; what the command line says itself wins"
+        FLAG, metavar="FILE", help="YAML file with flags as keys; flags on the command line take precedence"
     )
     parser.add_argument(
         "model_tag",

@@ -41,30 +41,43 @@ def make_parser() -> FlexibleArgumentParser:
         help="a folder or a hub name (default: the model inside the package), and what to continue",
     )
     request = parser.add_argument_group("request", "What is asked for.")
-    request.add_argument("--max-tokens", type=_at_least(1), default=16, metavar="N", help="tokens (default: 16)")
-    request.add_argument("--min-tokens", type=_at_least(0), default=0, metavar="N", help="the fewest (default: 0)")
+    request.add_argument(
+        "--max-tokens", type=_at_least(1), default=16, metavar="N", help="most tokens of the answer (default: 16)"
+    )
+    request.add_argument(
+        "--min-tokens", type=_at_least(0), default=0, metavar="N", help="fewest tokens of the answer (default: 0)"
+    )
     request.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
     request.add_argument("--top-p", type=float, default=1.0, help="(default: 1)")
     request.add_argument("--top-k", type=int, default=0, help="(default: 0, all)")
-    request.add_argument("--sampling-seed", type=int, metavar="SEED", help="of the drawn tokens (default: any)")
+    request.add_argument(
+        "--sampling-seed", type=int, metavar="SEED", help="seed of the sampled tokens (default: random)"
+    )
     request.add_argument("--stop", nargs="+", metavar="TEXT", help="texts that end the answer")
-    request.add_argument("--ignore-eos", action="store_true", help="go on after the model's own end")
-    request.add_argument("--adapter", metavar="NAME", help="its adapter, one of --lora-modules")
+    request.add_argument("--ignore-eos", action="store_true", help="continue past the end of sequence")
+    request.add_argument("--adapter", metavar="NAME", help="adapter of the request, one of --lora-modules")
     scene = parser.add_argument_group("scene", "What there is to be seen.")
     scene.add_argument(
-        "--repeat", type=_at_least(1, MAX_REPEATS), default=1, metavar="N", help="ask N times: the cache is warm then"
+        "--repeat",
+        type=_at_least(1, MAX_REPEATS),
+        default=1,
+        metavar="N",
+        help="run the prompt N times; from the second time on it is in the prefix cache",
     )
     scene.add_argument(
-        "--chunk", type=_at_least(1), metavar="N", help="at most N tokens a step, so that the prompt comes in pieces"
+        "--chunk",
+        type=_at_least(1),
+        metavar="N",
+        help="at most N tokens a step, so that the prompt is computed in chunks",
     )
     scene.add_argument(
         "--neighbours",
         type=_at_least(0, MAX_NEIGHBOURS),
         default=0,
         metavar="N",
-        help="N other requests that were there before: with few KV blocks this one is preempted",
+        help="start N other requests first: with few KV blocks this one is preempted",
     )
-    scene.add_argument("--abort-after", type=_at_least(1), metavar="N", help="abort it after N of its steps")
+    scene.add_argument("--abort-after", type=_at_least(1), metavar="N", help="abort the request after N of its steps")
     page = parser.add_argument_group("page", "How it is shown.")
     page.add_argument("--json", action="store_true", help="one JSON object with every record")
     page.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="(default: auto)")

@@ -36,7 +36,7 @@ def bench_kernels(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--num-rounds", type=whole_number(1), default="5", metavar="N", help="turns of each contender (default: 5)"
     )
-    parser.add_argument("--output-json", metavar="FILE", help="write the report there as well")
+    parser.add_argument("--output-json", metavar="FILE", help="also write the report to this file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args, unknown = parser.parse_known_args(argv)
     if unknown:

@@ -28,7 +28,7 @@ def make_parser(prog: str, description: str, input_len: int, output_len: int) ->
         parser.add_argument(
             flag, type=whole_number(1), default=str(default), metavar="N", help=f"tokens of {text} (default: {default})"
         )
-    parser.add_argument("--output-json", metavar="FILE", help="write the report there as well")
+    parser.add_argument("--output-json", metavar="FILE", help="also write the report to this file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     EngineArgs.add_cli_args(parser)
     return parser

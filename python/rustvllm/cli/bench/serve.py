@@ -42,7 +42,7 @@ def make_parser() -> FlexibleArgumentParser:
         f"An API key is taken from ${' or $'.join(API_KEY_VARIABLES)}.",
     )
     server = parser.add_argument_group("server")
-    server.add_argument("--base-url", metavar="URL", help="http://HOST:PORT; wins over --host and --port")
+    server.add_argument("--base-url", metavar="URL", help="http://HOST:PORT; takes precedence over --host and --port")
     server.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
     server.add_argument("--port", type=whole_number(1, 65535), default="8000", metavar="N", help="(default: 8000)")
     server.add_argument("--endpoint", choices=ENDPOINTS, default=ENDPOINTS[0], help="(default: %(default)s)")
@@ -62,24 +62,24 @@ def make_parser() -> FlexibleArgumentParser:
         metavar="B",
         help="shape of the gaps between requests: 1 is a Poisson process, less is burstier (default: 1)",
     )
-    load.add_argument("--max-concurrency", type=whole_number(1), metavar="N", help="requests open at a time at most")
+    load.add_argument("--max-concurrency", type=whole_number(1), metavar="N", help="most requests open at a time")
     load.add_argument(
         "--warmup",
         "--num-warmups",
         type=whole_number(0),
         default="0",
         metavar="N",
-        help="requests before, not measured",
+        help="requests sent first, without being measured",
     )
     load.add_argument(
-        "--seed", type=whole_number(0), default="0", metavar="N", help="of arrivals and prompts (default: 0)"
+        "--seed", type=whole_number(0), default="0", metavar="N", help="seed of arrivals and prompts (default: 0)"
     )
     load.add_argument(
         "--request-timeout",
         type=seconds,
         default=3600.0,
         metavar="S",
-        help="a request may take so long (default: 3600)",
+        help="longest time of a request in seconds (default: 3600)",
     )
 
     data = parser.add_argument_group("data set")
@@ -87,9 +87,11 @@ def make_parser() -> FlexibleArgumentParser:
         "--dataset-name",
         choices=DATASETS,
         default=DATASETS[0],
-        help="repeat and edit: texts whose answers drafts may foresee (default: %(default)s)",
+        help="repeat and edit: texts whose answers speculative decoding can predict (default: %(default)s)",
     )
-    data.add_argument("--dataset-path", metavar="FILE", help="of sharegpt (JSON) or trace (Mooncake's or Azure's)")
+    data.add_argument(
+        "--dataset-path", metavar="FILE", help="file of the data set sharegpt (JSON) or trace (Mooncake's or Azure's)"
+    )
     lengths = (
         ("--random-input-len", "--input-len", "prompt", DEFAULT_INPUT_LEN),
         ("--random-output-len", "--output-len", "answer", DEFAULT_OUTPUT_LEN),
@@ -100,8 +102,8 @@ def make_parser() -> FlexibleArgumentParser:
             other,
             type=whole_number(0),
             metavar="N",
-            help=f"tokens of each {what}, of random and prefix; of repeat and edit about so many (default: {default}, "
-            "of random and prefix fewer if the context is shorter)",
+            help=f"tokens of each {what}; approximate with repeat and edit (default: {default}; with random and "
+            f"prefix fewer if the context is shorter)",
         )
     data.add_argument(
         "--prefix-len",
@@ -109,35 +111,46 @@ def make_parser() -> FlexibleArgumentParser:
         type=whole_number(0),
         default="0",
         metavar="N",
-        help="tokens before them that prompts share (default: 0; prefix: 256)",
+        help="tokens of the prefix that prompts share (default: 0; with prefix: 256)",
     )
     data.add_argument(
-        "--num-prefixes", type=whole_number(1), metavar="N", help="such beginnings (default: 1; prefix: 10)"
+        "--num-prefixes",
+        type=whole_number(1),
+        metavar="N",
+        help="number of different prefixes (default: 1; with prefix: 10)",
     )
     data.add_argument(
         "--random-range-ratio",
         type=_number,
         default=0.0,
         metavar="R",
-        help="lengths vary by this share of themselves, up and down (default: 0)",
+        help="fraction by which lengths vary, up and down (default: 0)",
     )
     data.add_argument(
         "--vocab-size",
         type=whole_number(0),
         default=str(DEFAULT_VOCAB_SIZE),
         metavar="N",
-        help="prompts are token ids below it; 0: plain words, as chats always are (default: %(default)s)",
+        help="prompts are token ids below this; 0: plain words, which chats always use (default: %(default)s)",
     )
-    data.add_argument("--sharegpt-output-len", type=whole_number(1), metavar="N", help="tokens of every answer")
     data.add_argument(
-        "--tokenizer", metavar="FOLDER", help="counts the answers of sharegpt, when --sharegpt-output-len does not say"
+        "--sharegpt-output-len", type=whole_number(1), metavar="N", help="tokens of every answer, with sharegpt"
+    )
+    data.add_argument(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="tokenizer that counts the answers of sharegpt, without --sharegpt-output-len",
     )
 
     sampling = parser.add_argument_group("requests")
-    sampling.add_argument("--ignore-eos", action="store_true", help="answers are as long as asked for")
+    sampling.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        help="continue past the end of sequence, so that answers have the requested length",
+    )
     sampling.add_argument("--temperature", type=_number, default=0.0, metavar="T", help="(default: 0, greedy)")
     sampling.add_argument(
-        "--extra-body", type=_json_object, default={}, metavar="JSON", help="more fields of each request"
+        "--extra-body", type=_json_object, default={}, metavar="JSON", help="further fields of each request"
     )
 
     report = parser.add_argument_group("report")
@@ -146,7 +159,7 @@ def make_parser() -> FlexibleArgumentParser:
         type=_metrics,
         default=",".join(METRICS),
         metavar="M,M,...",
-        help="what the table shows (default: %(default)s)",
+        help="metrics that the table shows (default: %(default)s)",
     )
     report.add_argument(
         "--metric-percentiles", type=_percentiles, default="99", metavar="P,P,...", help="(default: %(default)s)"
@@ -159,9 +172,9 @@ def make_parser() -> FlexibleArgumentParser:
         metavar="M:MS",
         help="limits of a good request in milliseconds, for instance ttft:200,tpot:30,e2el:5000",
     )
-    report.add_argument("--output-json", metavar="FILE", help="write the report there as well")
+    report.add_argument("--output-json", metavar="FILE", help="also write the report to this file")
     report.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    report.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    report.add_argument("--disable-tqdm", action="store_true", help="show no progress bar")
     return parser
 
 
@@ -223,7 +236,7 @@ def bench_serve(argv: Sequence[str]) -> int:
     publish(args, report, summary(report, args.percentile_metrics, args.metric_percentiles))
     if not report["completed"]:
         kind, example = next(iter(report["error_examples"].items()))
-        raise RequestFailedError(f"none of {args.num_prompts} requests came to its end; first {kind}: {example}")
+        raise RequestFailedError(f"none of {args.num_prompts} requests finished; first {kind}: {example}")
     return 0
 
 

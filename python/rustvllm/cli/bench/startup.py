@@ -38,7 +38,7 @@ def make_parser() -> FlexibleArgumentParser:
         "--num-iters", type=whole_number(1, 1000), default="5", metavar="N", help="starts measured (default: 5)"
     )
     parser.add_argument(
-        "--timeout", type=seconds, default=600.0, metavar="S", help="a start may take so long (default: 600)"
+        "--timeout", type=seconds, default=600.0, metavar="S", help="longest time of a start in seconds (default: 600)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -42,7 +42,7 @@ def bench_throughput(argv: Sequence[str]) -> int:
         "--dataset-name",
         choices=("random", *DRAFT_DATASETS),
         default="random",
-        help="repeat and edit: texts whose answers drafts may foresee (default: %(default)s)",
+        help="repeat and edit: texts whose answers speculative decoding can predict (default: %(default)s)",
     )
     parser.add_argument(
         "--compare",

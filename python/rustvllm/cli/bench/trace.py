@@ -24,7 +24,7 @@ def make_parser() -> FlexibleArgumentParser:
         dest="trace_format",
         choices=("auto", "mooncake", "azure"),
         default="auto",
-        help="format of the trace (default: found out)",
+        help="format of the trace (default: detected)",
     )
     parser.add_argument("--limit", type=whole_number(1), metavar="N", help="replay the first N requests")
     numbers = (

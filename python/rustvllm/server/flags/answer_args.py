@@ -22,8 +22,8 @@ def add_answer_args(group: Any) -> None:
         "--chat-template-content-format",
         choices=CONTENT_FORMATS,
         default="auto",
-        help="what a template gets as a message's content: string, its text; openai, a list of its parts; auto, a list "
-        "if the template walks through it (default: %(default)s)",
+        help="form of a message's content for the template: string, its text; openai, a list of its parts; auto, a "
+        "list if the template iterates over it (default: %(default)s)",
     )
     group.add_argument(
         "--default-chat-template-kwargs",
@@ -37,7 +37,7 @@ def add_answer_args(group: Any) -> None:
         type=_role,
         default="assistant",
         metavar="ROLE",
-        help="role of the messages that chat answers with; one that goes on with the last message has that one's "
+        help="role of messages in chat answers; an answer that continues the last message has that message's role "
         "(default: %(default)s)",
     )
     group.add_argument(
@@ -50,55 +50,54 @@ def add_answer_args(group: Any) -> None:
         type=_tool_call_parser,
         default="auto",
         metavar="NAME",
-        help="format in which the model calls tools: hermes, llama3_json, mistral, qwen3_coder, pythonic, glm45, "
-        "kimi_k2, minimax_m2, deepseek_v3, deepseek_v31, granite, jamba, lfm2, internlm, phi4_mini_json; auto, what "
-        "its chat template says; none, calls are text (default: %(default)s)",
+        help="format of the model's tool calls, such as hermes, llama3_json, mistral, qwen3_coder, pythonic, glm45, "
+        "kimi_k2, minimax_m2, deepseek_v3, deepseek_v31, granite, jamba, lfm2, internlm, phi4_mini_json; auto, "
+        "recognised from its chat template; none, calls stay text (default: %(default)s)",
     )
     group.add_argument(
         "--reasoning-parser",
         type=_reasoning_parser,
         default="auto",
         metavar="NAME",
-        help="format in which the model thinks: qwen3, deepseek_r1, mistral, seed_oss; auto, what its chat template "
-        "says; none, thoughts are text (default: %(default)s)",
+        help="format of the model's reasoning, such as qwen3, deepseek_r1, mistral, seed_oss; auto, recognised from "
+        "its chat template; none, reasoning stays text (default: %(default)s)",
     )
     group.add_argument(
         "--default-thinking-token-budget",
         type=_budget,
         default=None,
         metavar="TOKENS",
-        help="most tokens of a model's thoughts, unless a request has a thinking_token_budget of its own; -1 is any "
-        "number (default: any number)",
+        help="most tokens of reasoning, unless a request has a thinking_token_budget; -1: no limit (default: no limit)",
     )
     group.add_argument(
         "--reasoning-end-text",
         default="",
         metavar="TEXT",
-        help="what the model is made to say, before the marker that ends its thoughts, where the budget of a request "
-        "ends them (default: nothing)",
+        help="text that the model says before the marker that ends its reasoning, when a budget ends it (default: "
+        "nothing)",
     )
     group.add_argument(
         "--reasoning-field",
         choices=("both", "reasoning", "reasoning_content"),
         default="both",
-        help="field of a message that holds the model's thoughts (default: %(default)s)",
+        help="field of a message that holds the model's reasoning (default: %(default)s)",
     )
     group.add_argument(
         "--tool-call-constraint",
         choices=TOOL_CALL_CONSTRAINTS,
         default=DEFAULT_TOOL_CALL_CONSTRAINT,
-        help="what calls have to obey where tool_choice is auto and a tool is not strict: syntax, the name of a tool "
-        "and the syntax of the format; schema, the schema of the tool too; off, nothing (default: %(default)s)",
+        help="what is enforced on calls if tool_choice is auto and the tool is not strict: syntax, the name of a tool "
+        "and the syntax of the format; schema, the tool's schema too; off, nothing (default: %(default)s)",
     )
     group.add_argument(
         "--enable-auto-tool-choice",
         action="store_true",
-        help="changes nothing: a model whose format of calls is known may always call tools",
+        help="accepted without effect: a model whose format of tool calls is known may always call tools",
     )
     group.add_argument(
         "--exclude-tools-when-tool-choice-none",
         action="store_true",
-        help="do not show tools to the model where tool_choice is none",
+        help="do not show tools to the model if tool_choice is none",
     )
 
 

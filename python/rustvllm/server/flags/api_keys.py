@@ -60,9 +60,9 @@ def read_api_key_file(path: str) -> dict[str, int]:
         key, *others = words
         _check(key, f"{where}: the key")
         if len(others) > 1:
-            raise ConfigError(f"{where}: has {len(words)} words, may have a key and its weight")
+            raise ConfigError(f"{where}: has {len(words)} words, but a line has a key and at most its weight")
         if key in keys:
-            raise ConfigError(f"{where}: has the key of line {lines[key]} again; each key has one weight")
+            raise ConfigError(f"{where}: repeats the key of line {lines[key]}; each key has one weight")
         keys[key], lines[key] = _weight(others[0], where) if others else 1, number
     if not keys:
         raise ConfigError(f"--api-key-file {path}: it has no key; leave the flag out to serve without one")

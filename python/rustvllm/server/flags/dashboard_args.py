@@ -18,10 +18,10 @@ def add_dashboard_args(group: "argparse._ArgumentGroup") -> None:
     flags.add_argument(
         "--enable-dashboard",
         action="store_true",
-        help="serve the live page /dashboard to all that reach the server (default: only where the server listens on "
-        "a loopback address or a Unix socket, and under localhost and the like)",
+        help="serve the live page /dashboard to every client that reaches the server (default: only if the server "
+        "listens on a loopback address or a Unix socket, and only under localhost and similar names)",
     )
-    flags.add_argument("--disable-dashboard", action="store_true", help="no live page at /dashboard")
+    flags.add_argument("--disable-dashboard", action="store_true", help="do not serve the live page /dashboard")
 
 
 def dashboard_access(args: argparse.Namespace) -> DashboardAccess:

@@ -40,9 +40,9 @@ def _add_browser_args(group: Any) -> None:
         action=_Words,
         check=_host,
         metavar="HOST",
-        help="names that clients may call this server by, such as llm.example.com or *.example.com, on any port, "
-        "besides localhost and the addresses of the loopback; others are answered 403; *: any (default: none on a "
-        "loopback address without a key, else *)",
+        help="host names that this server answers to, such as llm.example.com or *.example.com, on any port, in "
+        "addition to localhost and loopback addresses; other names get a 403; *: any (default: none on a loopback "
+        "address without a key, else *)",
     )
     group.add_argument(
         "--allowed-origins",
@@ -61,7 +61,7 @@ def _add_browser_args(group: Any) -> None:
         check=_method,
         default=("*",),
         metavar="METHOD",
-        help="methods they may use (default: *, all)",
+        help="methods that these pages may use (default: *, all)",
     )
     group.add_argument(
         "--allowed-headers",
@@ -70,10 +70,10 @@ def _add_browser_args(group: Any) -> None:
         check=_header,
         default=("*",),
         metavar="HEADER",
-        help="headers they may send (default: *, all)",
+        help="headers that these pages may send (default: *, all)",
     )
     group.add_argument(
-        "--allow-credentials", action="store_true", help="let them send cookies and client certificates along"
+        "--allow-credentials", action="store_true", help="let these pages send cookies and client certificates"
     )
 
 
@@ -169,7 +169,7 @@ def _cors_settings(args: argparse.Namespace) -> CorsSettings:
         }
         for flag, is_given in others.items():
             if is_given:
-                raise ConfigError(f"{flag} needs --allowed-origins: pages of no origin may call this server without it")
+                raise ConfigError(f"{flag} needs --allowed-origins: without it no page may call this server")
     return settings
 
 
@@ -219,7 +219,7 @@ class _Words(argparse.Action):
             try:
                 words = json.loads(words[0])
             except (ValueError, RecursionError) as error:
-                parser.error(f"argument {option_string}: no JSON list: {values[0]!r}: {error}")
+                parser.error(f"argument {option_string}: not a JSON list: {values[0]!r}: {error}")
         try:
             setattr(namespace, self.dest, tuple(self._check(word) for word in words))
         except argparse.ArgumentTypeError as error:

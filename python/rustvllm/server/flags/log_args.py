@@ -25,14 +25,14 @@ def add_log_args(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--log-format",
         choices=LOGGING_FORMATS,
-        help="text, or json: one object per line, also for what is otherwise printed (default: "
-        "$RUSTVLLM_LOGGING_FORMAT, else text)",
+        help="text, or json: one object per line, start-up messages included (default: $RUSTVLLM_LOGGING_FORMAT, else "
+        "text)",
     )
     group.add_argument(
         "--log-config-file",
         metavar="FILE",
-        help="JSON for Python's logging.config.dictConfig, used in every process; secrets are masked all the same "
-        "(default: $RUSTVLLM_LOGGING_CONFIG_PATH)",
+        help="JSON for Python's logging.config.dictConfig, used in every process; secrets are still masked (default: "
+        "$RUSTVLLM_LOGGING_CONFIG_PATH)",
     )
     group.add_argument(
         "--enable-log-requests",
@@ -47,7 +47,7 @@ def add_log_args(parser: argparse.ArgumentParser) -> None:
         help="the same as --no-enable-log-requests",
     )
     group.add_argument(
-        "--enable-log-outputs", action="store_true", help="log what was generated, too; needs --enable-log-requests"
+        "--enable-log-outputs", action="store_true", help="also log generated text; needs --enable-log-requests"
     )
     group.add_argument(
         "--max-log-len",
@@ -60,7 +60,7 @@ def add_log_args(parser: argparse.ArgumentParser) -> None:
         "--disable-uvicorn-access-log",
         dest="enable_access_log",
         action="store_false",
-        help="no such line, which is the default",
+        help="do not log a line per HTTP request, which is the default",
     )
     group.add_argument(
         "--disable-access-log-for-endpoints",
@@ -73,7 +73,7 @@ def add_log_args(parser: argparse.ArgumentParser) -> None:
         "--uvicorn-log-level",
         choices=("critical", "error", "warning", "info", "debug", "trace"),
         default="warning",
-        help="what the HTTP layer logs (default: %(default)s)",
+        help="log level of the HTTP layer (default: %(default)s)",
     )
 
 

@@ -67,8 +67,8 @@ def _add_process_args(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         metavar="ADDRESS",
-        help="unix:/path or tcp:HOST:PORT of each engine: where engines listen with --headless (default: a private "
-        "directory), and without it which running engines to serve",
+        help="unix:/path or tcp:HOST:PORT of each engine: with --headless, where engines listen (default: a private "
+        "directory); without it, running engines to connect to",
     )
     group.add_argument(
         "--engine-secret-file",
@@ -78,23 +78,24 @@ def _add_process_args(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--restart-engine",
         action="store_true",
-        help="start an engine that died again, 3 times within 5 minutes at most, instead of ending; without engines of "
-        "its own, a front end waits for theirs to come back",
+        help="restart an engine that died, at most 3 times within 5 minutes, instead of ending the server; a front "
+        "end of engines that run elsewhere waits for them to come back",
     )
     group.add_argument(
         "--stall-timeout",
         type=_seconds,
         default=DEFAULT_STALL_TIMEOUT,
         metavar="SECONDS",
-        help="/health says 503 when an engine shows no sign of life for so long; 0: never (default: %(default)g)",
+        help="seconds without a sign of life from an engine after which /health says 503; 0: never (default: "
+        "%(default)g)",
     )
     group.add_argument(
         "--stall-action",
         choices=("report", "end"),
         default="report",
-        help="what becomes of an engine without a sign of life: report: /health says it; end: after twice the stall "
-        "timeout its requests end with an error and it is killed, and --restart-engine starts another "
-        "(default: %(default)s)",
+        help="what to do with an engine without a sign of life: report, /health names it; end, after twice the stall "
+        "timeout its requests end with an error, it is killed, and --restart-engine starts another (default: "
+        "%(default)s)",
     )
 
 
@@ -117,27 +118,28 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         type=_folder,
         default=None,
         metavar="FOLDER",
-        help="let clients load adapters from below this folder with POST /v1/load_lora_adapter (default: from nowhere)",
+        help="let clients load adapters from below this folder with POST /v1/load_lora_adapter (default: clients load "
+        "none)",
     )
     group.add_argument(
         "--api-key",
         nargs="+",
         metavar="KEY",
-        help=f"keys that clients must send, one of them, as a bearer token; every user of the machine can read a "
+        help=f"API keys, one of which clients must send as a bearer token; every user of the machine can read a "
         f"command line (default: the words in ${API_KEY_VARIABLE})",
     )
     group.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help="file with more of them, one in a line, each with its weight behind it (1 to 1000; 1 without) for "
-        "--scheduling-policy fair; # begins a comment",
+        help="file with more API keys, one per line; a number after a key is its weight for --scheduling-policy fair "
+        "(1 to 1000, default 1); # begins a comment",
     )
     group.add_argument(
         "--max-body-bytes",
         type=positive,
         default=DEFAULT_MAX_BODY_BYTES,
         metavar="BYTES",
-        help="largest request body taken (default: %(default)s)",
+        help="largest accepted request body (default: %(default)s)",
     )
     group.add_argument(
         "--enable-prompt-tokens-details", action="store_true", help="report cached prompt tokens in usage"
@@ -146,25 +148,25 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         "--enable-force-include-usage", action="store_true", help="send usage at the end of every stream"
     )
     add_dashboard_args(group)
-    group.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs and no /openapi.json")
+    group.add_argument("--disable-fastapi-docs", action="store_true", help="do not serve /docs and /openapi.json")
     group.add_argument(
         "--enable-server-load-tracking",
         action="store_true",
-        help="taken for compatibility: /load always says how many requests are open",
+        help="accepted without effect: /load always says how many requests are open",
     )
     group.add_argument(
         "--metrics-prefix",
         type=_metrics_prefix,
         default=METRICS_PREFIX,
         metavar="PREFIX",
-        help="before the names of all metrics (default: %(default)s)",
+        help="prefix of the names of all metrics (default: %(default)s)",
     )
     group.add_argument(
         "--shutdown-timeout",
         type=_seconds,
         default=0.0,
         metavar="SECONDS",
-        help="how long a stop waits for open requests before it aborts them (default: 0)",
+        help="seconds that a stop waits for open requests before it aborts them (default: 0)",
     )
 
 
@@ -174,14 +176,14 @@ def _add_chat_args(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--trust-request-chat-template",
         action="store_true",
-        help="let requests bring a chat template of their own, each rendered in a process with little time and memory",
+        help="let requests bring their own chat templates, rendered in a process with limited time and memory",
     )
     group.add_argument(
         "--sse-keep-alive-interval",
         type=_seconds,
         default=DEFAULT_KEEP_ALIVE_SECONDS,
         metavar="SECONDS",
-        help="a stream that is silent for so long sends a comment; 0: never (default: %(default)g)",
+        help="seconds of silence after which a stream sends a comment; 0: never (default: %(default)g)",
     )
 
 

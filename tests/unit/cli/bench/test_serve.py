@@ -168,7 +168,7 @@ def test_nothing_came_to_its_end(capsys, serve):
     server = serve(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
     assert main(["bench", "serve", "--base-url", server.url, "--num-prompts", "2"]) == 1
     captured = capsys.readouterr()
-    assert "none of 2 requests came to its end; first http_500" in captured.err
+    assert "none of 2 requests finished; first http_500" in captured.err
     assert len(captured.err.splitlines()) == 1
     assert main(["bench", "serve", "--base-url", server.url, "--num-prompts", "2", "--warmup", "1"]) == 1
     assert "a warm-up request failed: HTTP status 500" in capsys.readouterr().err
