@@ -417,7 +417,7 @@ class LLM:
         for conversation in conversations:
             text = renderer.render_blocking(renderer.prepare(conversation, options))
             if not text:
-                raise InvalidRequestError("the chat template makes an empty prompt of the messages", "messages")
+                raise InvalidRequestError("the chat template renders the messages as an empty prompt", "messages")
             # A model's own template writes its special tokens itself; the plain one leaves them to the tokenizer.
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, not own_template)})
         return prompts

@@ -473,7 +473,7 @@ WRONG = {
     "a list": (lambda f: (f / "adapter_config.json").write_text("[]"), "must hold an object"),
     "half a file": (
         lambda f: (f / "adapter_model.safetensors").write_bytes((f / "adapter_model.safetensors").read_bytes()[:-99]),
-        "no whole safetensors file",
+        "not a complete safetensors file",
     ),
     "rank": (lambda f: edit_config(f, r=64), r"LoRA rank 64 \(r\) is greater than max_lora_rank 16"),
     "rank of a pattern": (lambda f: edit_config(f, rank_pattern={"q_proj": 17}), "LoRA rank 17"),

@@ -214,7 +214,7 @@ BROKEN = {
     "another base": (_of_another_base, "the adapter is another model's"),
     "rank": (_of_rank_9, "rank 9 (r) is greater than max_lora_rank 8"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), f"has no {WEIGHTS}"),
-    "half a file": (lambda folder: os.truncate(folder / WEIGHTS, 999), "no whole safetensors file"),
+    "half a file": (lambda folder: os.truncate(folder / WEIGHTS, 999), "not a complete safetensors file"),
     "weights outside": (_linked_outside, "leads out of the folder"),
 }
 

@@ -117,7 +117,7 @@ def test_several_engines_serve_the_same(empty_tmpdir):
         server.engines()[1].kill()
         wait_until(lambda: httpx.get(f"{url}/health").json() == {"status": "ok", "dead_engines": [1]})
         assert complete(url) == one
-        server.wait_for("1 of 2 engines serve on")
+        server.wait_for("1 of 2 engines continue")
         # The last one dies, and the server with it.
         server.engines()[0].kill()
         assert server.process.wait(10) == 1

@@ -77,7 +77,7 @@ class AsyncAdapters:
             try:
                 answer = json.loads(await ask(queries.LIST, b"", queries.LIST_SECONDS, rank=0))
             except (QueryError, EngineDeadError) as error:
-                logger.warning("the list of adapters could not be asked for: %s", error)
+                logger.warning("cannot ask the engine for the list of adapters: %s", error)
                 return
             self.registry.replace(answer["adapters"])
             self._seen, self._num_changes = versions, answer["num_changes"]

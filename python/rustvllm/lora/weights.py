@@ -156,7 +156,7 @@ def read_adapter(
                 read.append(_scaled(name, module, part, matrices, config))
             return read
     except (SafetensorError, OSError, ValueError) as error:
-        raise ModelLoadError(f"adapter {name!r}: {file} is no whole safetensors file: {error}") from error
+        raise ModelLoadError(f"adapter {name!r}: {file} is not a complete safetensors file: {error}") from error
 
 
 def _pairs(name: str, keys: Iterable[str], *, has_magnitudes: bool) -> dict[str, dict[str, str]]:

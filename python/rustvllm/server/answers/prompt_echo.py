@@ -25,7 +25,7 @@ def check_repeats(request: CompletionRequest, prompts: Sequence[str | TokenIdLis
         if getattr(request, name) and size > MAX_REPEATED:
             raise InvalidRequestError(
                 f"{name} would repeat prompts of {size // n} characters or tokens in n={n} choices, {size} together; "
-                f"{MAX_REPEATED} are possible: ask for fewer choices, or without {name}.",
+                f"at most {MAX_REPEATED} are possible: ask for fewer choices, or without {name}.",
                 name,
             )
 

@@ -56,7 +56,7 @@ class StateFeed:
                 engines = await self._state.model.engine.metrics()
                 self.history.add(time.monotonic(), time.time(), engines)
             except RustVLLMError:  # no engine answers now
-                logger.debug("no counters for the hour's history", exc_info=True)
+                logger.debug("cannot read counters for the history of the last hour", exc_info=True)
             await asyncio.sleep(INTERVAL_SECONDS)
 
     @property
@@ -105,7 +105,7 @@ class StateFeed:
             try:
                 newest = b"event: state\ndata: " + json_bytes(await self._ask()) + b"\n\n"
             except Exception:
-                logger.exception("the state of the engines cannot be told")
+                logger.exception("cannot read the state of the engines")
                 newest, is_last = b"event: failed\ndata: {}\n\n", True  # viewers ask again
             async with self._news:
                 self._version += 1

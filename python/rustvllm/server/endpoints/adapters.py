@@ -57,7 +57,7 @@ def _root(state: ServerState) -> Path:
     root = state.settings.lora_root
     if root is None or state.model.engine.config.lora is None:
         raise AdapterNotFoundError(
-            "This server loads no adapters over HTTP: start it with --enable-lora, and with --lora-root and the folder "
+            "This server loads no adapters over HTTP: start it with --enable-lora and --lora-root FOLDER, the folder "
             "that has them."
         )
     return Path(root)
@@ -81,7 +81,7 @@ def _folder_below(root: Path, name: str, given: str) -> Path:
     """
     if len(given) > MAX_PATH_CHARACTERS:
         raise InvalidRequestError(
-            f"lora_path has {len(given)} characters; at most {MAX_PATH_CHARACTERS} are taken.", "lora_path"
+            f"lora_path has {len(given)} characters; at most {MAX_PATH_CHARACTERS} are allowed.", "lora_path"
         )
     try:
         real_root = root.resolve(strict=True)

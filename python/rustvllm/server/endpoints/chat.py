@@ -86,7 +86,7 @@ class ChatFace(Face[ChatCompletionRequest]):
         hides_tools = request.tool_choice == "none" and self.state.settings.exclude_tools_when_tool_choice_none
         text = await render_prompt(request, self.state, self.model, run, hides_tools=hides_tools)
         if not text:
-            raise InvalidRequestError("The chat template makes an empty prompt of these messages.", "messages")
+            raise InvalidRequestError("The chat template renders these messages as an empty prompt.", "messages")
         await run(partial(self._prepare_turns, text))
         self._role = answering_role(request, self.state)
         self._echoed = echoed_message(request, self._role)
@@ -187,8 +187,8 @@ class ChatFace(Face[ChatCompletionRequest]):
             )
         if self.model.turn_formats.reasoning_ids is None:
             raise InvalidRequestError(
-                "thinking_token_budget needs a model that marks its thoughts by tokens of their own, which this server "
-                "knows of by the chat template or --reasoning-parser; leave it out, and bound the answer with "
+                "thinking_token_budget needs a model that marks its reasoning with single tokens, which the server "
+                "knows from the chat template or --reasoning-parser; leave it out, and limit the answer with "
                 "max_tokens.",
                 "thinking_token_budget",
             )

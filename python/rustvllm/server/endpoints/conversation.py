@@ -144,7 +144,8 @@ def _arguments(function: dict[str, Any]) -> dict[str, Any]:
             arguments = None
         if not isinstance(arguments, dict):
             logger.warning(
-                "a conversation has arguments of %.64r that are not a JSON object: an empty one takes their place",
+                "the arguments of a call of %.64r in a conversation are not a JSON object: the template gets an empty "
+                "object",
                 function["name"],
             )
     return arguments if isinstance(arguments, dict) else {}
@@ -224,7 +225,7 @@ def _check_template(template: str | None, state: "ServerState") -> None:
         )
     if len(template) > MAX_TEMPLATE_CHARS:
         raise InvalidRequestError(
-            f"chat_template has {len(template)} characters; {MAX_TEMPLATE_CHARS} are taken at most.", "chat_template"
+            f"chat_template has {len(template)} characters; at most {MAX_TEMPLATE_CHARS} are allowed.", "chat_template"
         )
 
 

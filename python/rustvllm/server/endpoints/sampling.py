@@ -88,7 +88,7 @@ def build_sampling_params(
     )
     if request.stream and request.use_beam_search:
         raise InvalidRequestError(
-            "use_beam_search cannot be streamed: which beams are the best is known at the end. Leave stream out.",
+            "use_beam_search cannot be streamed, because the best beams are only known at the end. Leave stream out.",
             "stream",
         )
     return params

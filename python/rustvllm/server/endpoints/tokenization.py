@@ -86,7 +86,7 @@ def _check_size(text: str, model: ServedModel, param: str) -> None:
         size = len(text.encode(errors="surrogatepass"))
     if size > limit:
         raise InvalidRequestError(
-            f"The text has {size} bytes or more; {limit} are tokenized at a time with this model: send it in pieces.",
+            f"The text has at least {size} bytes; at most {limit} can be tokenized at a time: send it in pieces.",
             param,
         )
 
@@ -104,7 +104,8 @@ def _text(tokens: TokenIdList, model: ServedModel) -> str:
     limit = max(MAX_TOKENS, model.max_model_len)
     if len(tokens) > limit:
         raise InvalidRequestError(
-            f"tokens has {len(tokens)} token ids; {limit} are possible with this model: send them in pieces.", "tokens"
+            f"tokens has {len(tokens)} token ids; at most {limit} are possible with this model: send them in pieces.",
+            "tokens",
         )
     largest, smallest = max(tokens, default=0), min(tokens, default=0)
     wrong = smallest if smallest < 0 else largest

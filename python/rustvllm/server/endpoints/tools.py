@@ -65,7 +65,7 @@ def read_tool_use(request: ChatCompletionRequest, formats: TurnFormats, constrai
             return None  # the template may show them all the same, and what the model says of them is text
         known = ", ".join(tool_call_formats())
         raise InvalidRequestError(
-            "tool_choice needs the format of the model's calls, which its chat template does not tell: start the "
+            "tool_choice needs the format of the model's calls, which its chat template does not show: start the "
             f"server with --tool-call-parser and one of {known}, or leave tool_choice out.",
             "tool_choice",
         )
@@ -278,7 +278,9 @@ def _read_allowed(allowed: object, functions: Mapping[str, Any]) -> tuple[Mode, 
         )
     if len(tools) > len(functions):
         raise InvalidRequestError(
-            f"tool_choice.allowed_tools.tools has {len(tools)} entries, tools has {len(functions)}.", "tool_choice"
+            f"tool_choice.allowed_tools.tools has {len(tools)} entries, but tools has {len(functions)}: name each tool "
+            "once.",
+            "tool_choice",
         )
     return mode, {
         _named(f"tool_choice.allowed_tools.tools[{index}]", tool, functions) for index, tool in enumerate(tools)

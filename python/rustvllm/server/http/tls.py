@@ -55,7 +55,7 @@ async def keep_fresh(context: ssl.SSLContext, settings: TlsSettings) -> None:
             _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
             _load_certificate(context, settings)
         except ConfigError as error:  # perhaps one file is new and the other not yet
-            logger.warning("the certificate is not read again: %s", error)
+            logger.warning("cannot read the certificate again, the old one stays: %s", error)
         else:
             seen = stamp
             logger.info("read the certificate %s again", settings.certfile)

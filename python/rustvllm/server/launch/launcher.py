@@ -275,7 +275,7 @@ class Launcher:
             self._engines[rank] = EngineProcess(self._directory, self._executor, rank)
             self._load(rank, self._engines[rank])
         elif self._engines:
-            logger.error("%s; %d of %d engines serve on", why, len(self._engines), self._layout.num_engines)
+            logger.error("%s; %d of %d engines continue", why, len(self._engines), self._layout.num_engines)
         else:
             limit = f", too often to start it again ({self._budgets['engine'].used})"
             self._stop(1, f"{why}{limit if self._settings.restart_engine else ''}; stopping the server")

@@ -100,7 +100,7 @@ def parse_prompts(value: Any) -> list[str | TokenIdList]:
     if _is_ids(value):
         return [_compact(value, "holds")]
     if len(value) > MAX_CHOICES:
-        raise ValueError(f"has {len(value)} elements that are prompts of their own; one request may have {MAX_CHOICES}")
+        raise ValueError(f"has {len(value)} prompts; one request may have at most {MAX_CHOICES}")
     prompts: list[str | TokenIdList] = []
     for index, item in enumerate(value):
         if isinstance(item, str):

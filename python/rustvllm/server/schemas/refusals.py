@@ -25,13 +25,13 @@ Refusals = Mapping[str, tuple[Callable[[Any], bool], str]]
 """Field -> whether a value asks for nothing, and what to do instead (may be empty)."""
 
 _SHARED: Refusals = {
-    "early_stopping": (_nothing, "it is for beam search"),
+    "early_stopping": (_nothing, "a beam search ends as with false"),
     "guided_json": (_nothing, "send structured_outputs with json"),
     "guided_json_object": (_nothing, "send structured_outputs with json_object"),
     "guided_regex": (_nothing, "send structured_outputs with regex"),
     "guided_choice": (_nothing, "send structured_outputs with choice"),
     "guided_grammar": (_nothing, "send structured_outputs with grammar"),
-    "guided_decoding_backend": (_nothing, "there is one"),
+    "guided_decoding_backend": (_nothing, "there is only one backend"),
     "guided_whitespace_pattern": (_nothing, "send structured_outputs with whitespace_pattern"),
     "prompt_embeds": (_nothing, "send text or token ids"),
     "logprob_token_ids": (_nothing, ""),

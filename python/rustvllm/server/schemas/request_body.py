@@ -59,7 +59,7 @@ async def read_request(request: Request, model: type[RequestModel]) -> RequestMo
     if encoding != "identity":
         # Unpacked, a small body can be of any size.
         raise UnsupportedEncodingError(
-            f"The Content-Encoding {encoding[:100]!r} is not supported; send the body as it is."
+            f"The Content-Encoding {encoding[:100]!r} is not supported; send the body uncompressed."
         )
     try:
         body = await request.body()
@@ -138,7 +138,7 @@ def refuse_unbuilt(request: BaseModel, refusals: Refusals) -> None:
     for name in request.model_extra or ():
         if name not in refusals and name not in _logged_names and len(_logged_names) < _MAX_NAMES_LOGGED:
             _logged_names.add(name)
-            logger.warning("request field %.64r is not known and is ignored (said once)", name)
+            logger.warning("request field %.64r is not known and is ignored (logged once)", name)
 
 
 def _check_num_containers(body: bytes) -> None:
@@ -149,7 +149,7 @@ def _check_num_containers(body: bytes) -> None:
     count = bare.count(b"[") + bare.count(b"{")
     if count > MAX_CONTAINERS:
         raise BadRequestError(
-            f"The body holds {count} lists and objects; {MAX_CONTAINERS} are taken at most: send several requests."
+            f"The body holds {count} lists and objects; at most {MAX_CONTAINERS} are allowed: send several requests."
         )
 
 
@@ -172,7 +172,7 @@ def _check_num_values(request: BaseModel) -> None:
         if left < 0:
             raise InvalidRequestError(
                 f"The body holds more than {MAX_FREE_VALUES} values in {str(name)[:64]} and the fields before it; "
-                f"{MAX_FREE_VALUES} are taken at most: send fewer messages, tools or variables.",
+                f"at most {MAX_FREE_VALUES} are allowed: send fewer messages, tools or variables.",
                 str(name)[:64],
             )
 
