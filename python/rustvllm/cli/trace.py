@@ -40,7 +40,7 @@ def make_parser() -> FlexibleArgumentParser:
         nargs="+",
         help="a folder or a hub name (default: the model inside the package), and what to continue",
     )
-    request = parser.add_argument_group("request", "What is asked for.")
+    request = parser.add_argument_group("request", "The request to run.")
     request.add_argument(
         "--max-tokens", type=_at_least(1), default=16, metavar="N", help="most tokens of the answer (default: 16)"
     )
@@ -56,7 +56,7 @@ def make_parser() -> FlexibleArgumentParser:
     request.add_argument("--stop", nargs="+", metavar="TEXT", help="texts that end the answer")
     request.add_argument("--ignore-eos", action="store_true", help="continue past the end of sequence")
     request.add_argument("--adapter", metavar="NAME", help="adapter of the request, one of --lora-modules")
-    scene = parser.add_argument_group("scene", "What there is to be seen.")
+    scene = parser.add_argument_group("scene", "What to show.")
     scene.add_argument(
         "--repeat",
         type=_at_least(1, MAX_REPEATS),
@@ -78,7 +78,7 @@ def make_parser() -> FlexibleArgumentParser:
         help="start N other requests first: with few KV blocks this one is preempted",
     )
     scene.add_argument("--abort-after", type=_at_least(1), metavar="N", help="abort the request after N of its steps")
-    page = parser.add_argument_group("page", "How it is shown.")
+    page = parser.add_argument_group("page", "How to show it.")
     page.add_argument("--json", action="store_true", help="one JSON object with every record")
     page.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="(default: auto)")
     EngineArgs.add_cli_args(parser)

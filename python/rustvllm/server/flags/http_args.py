@@ -30,7 +30,7 @@ def add_http_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags, as the groups ``browsers``, ``TLS`` and ``HTTP``."""
     _add_browser_args(parser.add_argument_group("browsers", "What pages in browsers may do."))
     _add_tls_args(parser.add_argument_group("TLS", "HTTPS instead of HTTP."))
-    _add_layer_args(parser.add_argument_group("HTTP", "What stands between the socket and the endpoints."))
+    _add_layer_args(parser.add_argument_group("HTTP", "Layers between the socket and the endpoints."))
 
 
 def _add_browser_args(group: Any) -> None:

@@ -21,7 +21,7 @@ class RequestLogSettings:
 
 def add_log_args(parser: argparse.ArgumentParser) -> None:
     """Add the flags as the group ``logging``."""
-    group = parser.add_argument_group("logging", "What is written on stderr; the level is RUSTVLLM_LOGGING_LEVEL's.")
+    group = parser.add_argument_group("logging", "Logs on stderr; RUSTVLLM_LOGGING_LEVEL sets their level.")
     group.add_argument(
         "--log-format",
         choices=LOGGING_FORMATS,

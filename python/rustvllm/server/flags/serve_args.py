@@ -39,7 +39,7 @@ def add_unsupported_args(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
 
 
 def _add_process_args(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("processes", "Who runs where; docs/processes.md has the picture.")
+    group = parser.add_argument_group("processes", "Which processes run; docs/processes.md draws them.")
     group.add_argument(
         "--api-server-count",
         "-asc",
@@ -171,7 +171,7 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_chat_args(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("answers", "What requests become, and how answers look.")
+    group = parser.add_argument_group("answers", "Chat templates, tool calls, reasoning and streams.")
     add_answer_args(group)
     group.add_argument(
         "--trust-request-chat-template",
