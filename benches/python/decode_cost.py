@@ -5,7 +5,8 @@
         [--rows 1 8 32] [--prompt-len 32] [--prefill 128 2048] [--num-steps 40] [--output-json FILE]
 
 Random weights. Of the variants with weights of 8 and 4 bits those that end with -float leave activations as they are,
-the others round them; what ends with -modules runs module by module. All variants live in this process and take turns,
+the others round them; -bf16-cache and -int8-cache keep the KV cache in fewer bits; what ends with -modules runs module
+by module. All variants live in this process and take turns,
 a step each; between their steps the packed weights are read from first to last by the same threads, which is the least
 that a step of one row can take. Medians, in milliseconds; "rest" is all that is neither product nor attention, the
 scheduler included; "host" is the processor time of the thread that steps, outside of the core's calls for products,
@@ -65,6 +66,11 @@ VARIANTS: dict[str, dict[str, str]] = {
     "int4-g128": {"dtype": "float32", "quantization": "int4-g128"},
     "int4-g128-bfloat16": {"dtype": "bfloat16", "quantization": "int4-g128"},
     "int8-bfloat16": {"dtype": "bfloat16", "quantization": "int8"},
+}
+VARIANTS |= {
+    f"{name}-{short}-cache": args | {"kv_cache_dtype": cache}
+    for name, args in VARIANTS.items()
+    for short, cache in (("bf16", "bfloat16"), ("int8", "int8_per_token_head"))
 }
 BY_MODULES = "-modules"
 VARIANTS |= {f"{name}{FLOAT_ACTIVATIONS}": args for name, args in VARIANTS.items() if "quantization" in args}
