@@ -31,8 +31,8 @@ A file given with `--config` holds the same flags as keys of a YAML mapping ([op
 REFUSED = """
 ## Known and refused
 
-Flags that users of vLLM know, of features that are not built. Each is refused with its reason; a value that asks for
-nothing (`--tensor-parallel-size 1`) is taken.
+Flags of vLLM whose features are not built. Each is refused with its reason, except with a value that turns the feature
+off, such as `--ubatch-size 0`.
 
 | flags | why, and what works |
 |---|---|
@@ -41,7 +41,7 @@ nothing (`--tensor-parallel-size 1`) is taken.
 WITHOUT_EFFECT = """
 ## Known and without effect
 
-Flags of vLLM that could change nothing here. They are taken with any value.
+Flags of vLLM that would change nothing here. They are accepted with any value.
 
 | flags | why |
 |---|---|
@@ -50,7 +50,7 @@ Flags of vLLM that could change nothing here. They are taken with any value.
 ENVIRONMENT = """
 ## Environment variables
 
-A flag that says the same thing wins.
+A flag takes precedence over the variable with the same meaning.
 
 | variable | meaning |
 |---|---|

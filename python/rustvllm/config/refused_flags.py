@@ -12,22 +12,22 @@ from typing import Any, Final
 from rustvllm.exceptions import ConfigError
 
 _MEDIA = "messages hold text alone: images, audio and video are not served"
-_ADAPTERS = "adapters (--enable-lora) have the modules and number types that their own files say"
+_ADAPTERS = "adapters (--enable-lora) take their modules and dtypes from their own files"
 _EXPERTS = "models with a mixture of experts are not served"
 _STATES = "state-space models (Mamba and the like) are not served"
-_DEVICES = "one device computes a model here; -dp N starts N engines with the whole model each"
+_DEVICES = "-tp and -pp divide a model among ranks; -dp N starts N engines with the whole model each"
 _HOSTS = (
     "engines of other machines are started there with --headless --engine-address tcp:HOST:PORT and named here with "
     "--engine-address"
 )
 _KV_ELSEWHERE = "KV blocks stay with their engine; --preemption-mode swap moves them to CPU memory"
-_TRANSFER = "no engine hands its KV blocks or encoder outputs to another"
+_TRANSFER = "engines do not transfer KV blocks or encoder outputs to each other"
 _KERNELS = "kernels are measured while the model loads; --attention-backend chooses the one of attention"
 _OFFLOAD = "weights are not offloaded; --quantization int8 or --dtype bfloat16 makes them smaller"
 _DRAFTS = "drafts (speculative decoding) are set by --speculative-config alone"
 _SLEEP = "an engine does not sleep; end the server and start it again"
 _LOADING = "weights are mapped from safetensors and read once, in parallel"
-_PROBES = "one launcher starts and watches all processes; /health says how they are"
+_PROBES = "one launcher starts and watches all processes; /health reports their state"
 _COMPILED = "models run as they are written, and decode steps as CUDA graphs (--cudagraph-capture-sizes)"
 _STEPS = "rustvllm bench step, --trace and --step-trace-file show what a step spends its time on"
 
@@ -43,9 +43,9 @@ REFUSED_ARGUMENTS: Final[Mapping[str, str]] = {
     'hf_overrides takes it: {"rope_scaling": ...}': "rope_scaling=None",
     "weights are not offloaded; quantization int8 or dtype bfloat16 makes them smaller": "cpu_offload_gb=0,0.0",
     "KV blocks stay with their engine; preemption_mode swap moves them to CPU memory": "kv_offloading_size=None,0",
-    "a stream sends each token, and what a slow reader left behind is joined": "stream_interval=1",
+    "a stream sends each token; those that a slow client has not read yet are joined": "stream_interval=1",
     "max_num_seqs and max_num_batched_tokens choose between latency and throughput": "performance_mode=None,balanced",
-    "tokenizers run in the core, one way": "tokenizer_mode=auto",
+    "tokenizers run in the Rust core, in one mode": "tokenizer_mode=auto",
     "name a folder as the tokenizer, or one revision for model and tokenizer": "tokenizer_revision=None",
     "one revision holds for the model and its code": "code_revision=None",
     _ONE_TASK: "runner=auto,generate task=auto,generate",
@@ -167,14 +167,16 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "a model's layers share one pool of KV blocks": "--disable-hybrid-kv-cache-manager --swa-bounded-replay",
     "a request is admitted when its next chunk fits": "--scheduler-reserve-full-isl",
     "conversations are rendered in processes of their own": "--renderer-num-workers",
-    "cascade attention does not exist, in vLLM neither": "--disable-cascade-attn",
+    "cascade attention is not built": "--disable-cascade-attn",
     "the API of Cohere is not served": "--cohere-is-reasoning-model",
     "there is no late interaction": "--enable-flash-late-interaction",
     "KV blocks are not sampled for metrics": "--kv-cache-metrics-sample",
     "the log has a line for each engine": "--aggregate-engine-logging",
-    "variables of the environment are always checked": "--fail-on-environ-validation",
+    "environment variables are always checked": "--fail-on-environ-validation",
     "/docs never needs a network": "--enable-offline-docs",
-    "tool choices are off where --enable-auto-tool-choice is not given": "--no-enable-auto-tool-choice",
+    "a model may call tools if the format of its calls is known; --tool-call-parser none leaves them text": (
+        "--no-enable-auto-tool-choice"
+    ),
     "--enable-access-log turns the access log on": "--no-disable-uvicorn-access-log",
 }
 

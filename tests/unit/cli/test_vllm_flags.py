@@ -78,8 +78,8 @@ def test_short_names_and_levels_pass():
     ("argv", "says"),
     [
         (["--stream-interval", "2"], "a stream sends each token"),
-        (["--fully-sharded-loras"], "adapters (--enable-lora) have the modules"),
-        (["--kv-transfer-config", "{}"], "no engine hands its KV blocks"),
+        (["--fully-sharded-loras"], "adapters (--enable-lora) take their modules"),
+        (["--kv-transfer-config", "{}"], "engines do not transfer KV blocks"),
     ],
 )
 def test_refusals_say_what_works(argv, says, capsys):
