@@ -30,7 +30,9 @@ class EngineFlags:
         group="model",
     )
     served_model_name: str | list[str] | None = arg(  # noqa: RUF009 -- it returns a dataclasses.field
-        "model names that clients may use; answers report the first", nargs="+", group="model"
+        "model names that clients may use; logs, metrics and requests without a name use the first",
+        nargs="+",
+        group="model",
     )
     skip_tokenizer_init: bool = arg("load no tokenizer; prompts and outputs are token ids", False, group="model")
     max_logprobs: int = arg(
