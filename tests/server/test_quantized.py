@@ -10,6 +10,7 @@ import torch
 from server_process import REAL, ServerProcess
 
 from quantized_files import awq, meaning, packed, random_layer, write_folder
+from rustvllm.attention.metadata import KVCacheSpec
 
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}Once"
 AWQ = {
@@ -105,5 +106,12 @@ def test_inspect_says_what_it_is(make, capsys):
     # The head is the embedding, or one of its own.
     dense = 4 * facts["parameters"]
     assert facts["weights_bytes"]["float32"] == pytest.approx(dense - saved, rel=0.01)
+    sizes, [(length, caches)] = reference.config, facts["kv_cache_bytes"].items()
+    head_dim = sizes.hidden_size // sizes.num_attention_heads
+    spec = KVCacheSpec(sizes.num_hidden_layers, sizes.num_key_value_heads, head_dim)
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8_per_token_head": torch.int8}
+    assert caches == {name: spec.bytes_per_block(int(length), dtype) for name, dtype in dtypes.items()}
     assert main(["inspect", str(folder)]) == 0
-    assert "(AWQ of 4 bits, groups of 32)" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "(AWQ of 4 bits, groups of 32)" in printed
+    assert "--kv-cache-dtype int8_per_token_head" in printed

@@ -21,6 +21,7 @@ from rustvllm.text.tokenizer import read_chat_template
 from rustvllm.worker.host_resources import memory_limit
 
 _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
+_SMALLEST_CACHE: Final = "int8_per_token_head"
 _LENGTHS: Final = (2048, 8192, 32768)
 
 
@@ -82,7 +83,10 @@ def describe(model: str, revision: str | None = None) -> dict[str, Any]:
         "chat_template": template is not None,
         "tools": template is not None and "tools" in template,
         "weights_bytes": weights,
-        "kv_cache_bytes": {str(length): {d: _kv_bytes(config, length, d) for d in _ITEM_BYTES} for length in lengths},
+        "kv_cache_bytes": {
+            str(length): {d: _kv_bytes(config, length, d) for d in (*_ITEM_BYTES, _SMALLEST_CACHE)}
+            for length in lengths
+        },
         "best_token_ms": round(1e3 * best_token_seconds(kept[config.dtype], config.hidden_size, config.num_layers), 3),
         "memory_bytes": memory,
         "runs": weights[config.dtype] + _kv_bytes(config, lengths[0], config.dtype) < memory,
@@ -90,8 +94,10 @@ def describe(model: str, revision: str | None = None) -> dict[str, Any]:
 
 
 def _kv_bytes(config: ModelConfig, length: int, dtype: str) -> int:
-    """What the keys and values of one sequence take."""
-    return 2 * length * config.num_layers * config.num_kv_heads * config.head_dim * _ITEM_BYTES[dtype]
+    """What the keys and values of one sequence take, in a dtype or as ``--kv-cache-dtype`` calls it."""
+    # Behind the features of a head in 8 bits lies the float32 that they are multiplied by.
+    head_bytes = config.head_dim + 4 if dtype == _SMALLEST_CACHE else config.head_dim * _ITEM_BYTES[dtype]
+    return 2 * length * config.num_layers * config.num_kv_heads * head_bytes
 
 
 def _lines(facts: Mapping[str, Any]) -> list[str]:
@@ -105,8 +111,10 @@ def _lines(facts: Mapping[str, Any]) -> list[str]:
         f"  template    {f'yes, {tools}' if facts['chat_template'] else 'none: chats need --chat-template'}",
     ]
     for dtype, weights in facts["weights_bytes"].items():
-        caches = ", ".join(f"{int(n):,}: {_size(size[dtype])}" for n, size in facts["kv_cache_bytes"].items())
-        lines.append(f"  {dtype:<11} weights {_size(weights)}; KV cache of one request by tokens: {caches}")
+        lines.append(
+            f"  {dtype:<11} weights {_size(weights)}; KV cache of one request by tokens: {_caches(facts, dtype)}"
+        )
+    lines.append(f"  8-bit cache --kv-cache-dtype {_SMALLEST_CACHE} on the CPU: {_caches(facts, _SMALLEST_CACHE)}")
     verdict = (
         "runs" if facts["runs"] else "does not fit in its default type; see --dtype bfloat16 and --quantization int8"
     )
@@ -115,6 +123,11 @@ def _lines(facts: Mapping[str, Any]) -> list[str]:
         f"  speed       {facts['best_token_ms']:.2f} ms for a token of one stream at best, by products timed here"
     )
     return lines
+
+
+def _caches(facts: Mapping[str, Any], dtype: str) -> str:
+    """Tokens and the size of their KV cache, for each length."""
+    return ", ".join(f"{int(n):,}: {_size(size[dtype])}" for n, size in facts["kv_cache_bytes"].items())
 
 
 def _size(num_bytes: int) -> str:
