@@ -412,6 +412,8 @@ async def test_the_effort_of_a_request_wins_over_the_servers_variables():
             {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": "so"}},
         ):
             await client.post(CHAT, json={**body, **fields})
+            counted = (await client.post("/tokenize", json={"messages": MESSAGES, **fields})).json()
+            assert counted["tokens"] == engine.seen[-1].prompt_token_ids.tolist()
     prompts = [bytes(request.prompt_token_ids.tolist()).decode() for request in engine.seen]
     assert prompts == ["low True", "none False", "high True", "none so"]
 

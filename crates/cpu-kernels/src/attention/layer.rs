@@ -7,7 +7,8 @@ use crate::{
     number::Number,
 };
 
-/// What all tiles of a layer share: queries and outputs of `E`, a cache of `C`. Pointers, because outputs of different tiles interleave in one array.
+/// What all tiles of a layer share: queries and outputs of `E`, a cache of `C`. Pointers, because outputs of different tiles
+/// interleave in one array.
 pub(crate) struct Layer<'a, E, C> {
     /// `[num_tokens, num_heads, head_dim]`, tokens `query_stride` elements apart.
     pub(crate) query: *const E,

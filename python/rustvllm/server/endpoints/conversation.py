@@ -207,8 +207,7 @@ async def render_prompt(
 
 def _effort(request: Conversation) -> dict[str, Any]:
     """What templates of reasoning models know of the effort that is asked for."""
-    effort = request.reasoning_effort if isinstance(request, ChatCompletionRequest) else None
-    if effort is None:
+    if (effort := request.reasoning_effort) is None:
         return {}
     return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
 

@@ -276,6 +276,9 @@ class Conversation(BaseModel):
     continue_final_message: bool | None = _described("Leave the last message open and go on with it.")
     chat_template: str | None = _described("Jinja template; needs `--trust-request-chat-template`.")
     chat_template_kwargs: dict[str, Any] | None = _described("Further variables for the template.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = _described(
+        "For the chat template; `none`: without thoughts."
+    )
 
 
 class PredictedContent(BaseModel):
@@ -293,9 +296,6 @@ class ChatCompletionRequest(GenerationRequest, Conversation):
     max_completion_tokens: int | None = _described("The newer name of `max_tokens`, and wins over it.", minimum=1)
     logprobs: bool | None = _described("Show the log-probabilities of the answer's tokens.", False)
     top_logprobs: int | None = _described("Candidates to show for each token; needs `logprobs`.", minimum=-1)
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = _described(
-        "For the chat template; `none`: without thoughts."
-    )
     echo: bool | None = _described("Begin each choice with the last message, if the answer has its role.", False)
     tool_choice: str | dict[str, Any] | None = _described(
         "`auto` (the default with tools): text or calls; `required`: calls; `none`: text; the type `function`: a call "
