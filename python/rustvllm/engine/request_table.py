@@ -73,7 +73,7 @@ class RequestTable:
     def _check_id(self, request_id: object) -> None:
         if not isinstance(request_id, str) or not request_id:
             raise InvalidRequestError(f"request_id must be a non-empty string, got {request_id!r}", "request_id")
-        if not is_valid_unicode(request_id):
+        if not (request_id.isascii() or is_valid_unicode(request_id)):
             raise InvalidRequestError(f"request_id must be valid Unicode, got {shown(request_id)}", "request_id")
         if request_id in self._by_id or request_id in self._engine_ids:
             raise InvalidRequestError(f"request_id {request_id!r} belongs to a request that still runs", "request_id")
