@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-INT8_SCALE_BYTES = 4
-"""Of the float32 behind the features of a head that is kept in int8."""
+from rustvllm.config.cache import INT8_SCALE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from rustvllm import envs
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.cli.token_time import best_token_seconds
 from rustvllm.config import ModelConfig, hub
+from rustvllm.config.cache import INT8_SCALE_BYTES
 from rustvllm.config.checkpoint.forms import kept_layers, read_forms
 from rustvllm.config.checkpoint.gguf_file import is_gguf
 from rustvllm.config.checkpoint.quantized_folders import read_quantization
@@ -96,7 +97,9 @@ def describe(model: str, revision: str | None = None) -> dict[str, Any]:
 def _kv_bytes(config: ModelConfig, length: int, dtype: str) -> int:
     """What the keys and values of one sequence take, in a dtype or as ``--kv-cache-dtype`` calls it."""
     # Behind the features of a head in 8 bits lies the float32 that they are multiplied by.
-    head_bytes = config.head_dim + 4 if dtype == _SMALLEST_CACHE else config.head_dim * _ITEM_BYTES[dtype]
+    head_bytes = (
+        config.head_dim + INT8_SCALE_BYTES if dtype == _SMALLEST_CACHE else config.head_dim * _ITEM_BYTES[dtype]
+    )
     return 2 * length * config.num_layers * config.num_kv_heads * head_bytes
 
 

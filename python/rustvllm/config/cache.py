@@ -10,6 +10,8 @@ from rustvllm.config.ranges import require_choice, require_fraction, require_int
 KV_CACHE_DTYPES = ("auto", "bfloat16", "int8_per_token_head", "fp8", "fp8_e4m3")
 """What the KV cache holds: numbers of the model's dtype, bfloat16, whole numbers of eight bits with a scale for each
 token and head, or e4m3 (both names)."""
+INT8_SCALE_BYTES = 4
+"""Of the float32 behind the features of a head that is kept in eight bits."""
 MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 HashAlgorithm = Literal["siphash13", "sha256"]

@@ -173,43 +173,12 @@ impl<C: Cached> Chunk<'_, C> {
                     // SAFETY: the rows' queries and scores are in the scratch; the keys go up to a multiple of four.
                     unsafe {
                         let query = scratch.query.as_ptr().add(at * dim);
+                        let (keys, offset) = (&found.keys, head * head_len);
                         match rows {
-                            4 => score::<S, C, 4>(
-                                query,
-                                dim,
-                                &found.keys,
-                                head * head_len,
-                                &range,
-                                scores,
-                                ask,
-                            ),
-                            3 => score::<S, C, 3>(
-                                query,
-                                dim,
-                                &found.keys,
-                                head * head_len,
-                                &range,
-                                scores,
-                                ask,
-                            ),
-                            2 => score::<S, C, 2>(
-                                query,
-                                dim,
-                                &found.keys,
-                                head * head_len,
-                                &range,
-                                scores,
-                                ask,
-                            ),
-                            _ => score::<S, C, 1>(
-                                query,
-                                dim,
-                                &found.keys,
-                                head * head_len,
-                                &range,
-                                scores,
-                                ask,
-                            ),
+                            4 => score::<S, C, 4>(query, dim, keys, offset, &range, scores, ask),
+                            3 => score::<S, C, 3>(query, dim, keys, offset, &range, scores, ask),
+                            2 => score::<S, C, 2>(query, dim, keys, offset, &range, scores, ask),
+                            _ => score::<S, C, 1>(query, dim, keys, offset, &range, scores, ask),
                         }
                     }
                     row += rows;
