@@ -139,7 +139,16 @@ def test_echo_shows_the_prompt_first(server, max_tokens):
         assert logprobs["text_offset"][num_prompt:] == shifted
 
 
-@pytest.mark.parametrize("extra", [{}, {"n": 2}, {"prompt": [[5, 6, 7, 8], [9, 10]]}, {"logprobs": 0}])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"n": 2},
+        {"prompt": [[5, 6, 7, 8], [9, 10]]},
+        {"logprobs": 0},
+        {"prompt": [[1, 2], [3]]},  # special tokens, which the text leaves out
+    ],
+)
 def test_a_streamed_echo_has_the_same_as_the_whole(server, extra):
     body = {"prompt": PROMPT, "echo": True, "logprobs": 1, "max_tokens": 3} | extra
     whole = post(server, COMPLETIONS, **body)
@@ -151,6 +160,15 @@ def test_a_streamed_echo_has_the_same_as_the_whole(server, extra):
             so_far[name] = so_far.get(name, []) + values
     assert [texts[index] for index in sorted(texts)] == [choice["text"] for choice in whole]
     assert [gathered[index] for index in sorted(gathered)] == [choice["logprobs"] for choice in whole]
+
+
+def test_an_echo_shows_the_special_tokens_of_a_prompt_where_they_are_not_to_be_left_out(server):
+    ids = {"prompt": [1, 5, 2], "echo": True, "logprobs": 0, "max_tokens": 0}
+    [choice] = post(server, COMPLETIONS, **ids, skip_special_tokens=False)
+    tokens, [hidden] = choice["logprobs"]["tokens"], post(server, COMPLETIONS, **ids)
+    assert choice["text"] == "".join(tokens)
+    assert choice["logprobs"]["text_offset"] == [0, len(tokens[0]), len(tokens[0] + tokens[1])]
+    assert (hidden["text"], hidden["logprobs"]["text_offset"]) == (tokens[1], [0, 0, len(tokens[1])])
 
 
 def test_prompt_logprobs(server):

@@ -45,6 +45,7 @@ class PromptEcho:
         self._as_ids = bool(request.return_tokens_as_token_ids)
         self._prompts: list[str | TokenIdList] = request.prompt
         self._is_whole = request.truncate_prompt_tokens is None
+        self._hides_special = request.skip_special_tokens is not False
         self._tokenizer = model.tokenizer
         self._texts: dict[int, str] = {}
         self._logprobs: dict[int, dict[str, Any]] = {}
@@ -57,7 +58,7 @@ class PromptEcho:
         if isinstance(asked, str) and self._is_whole:
             return asked
         if prompt_index not in self._texts:
-            self._texts[prompt_index] = self._tokenizer.decode(list(prompt_ids))
+            self._texts[prompt_index] = self._tokenizer.decode(list(prompt_ids), self._hides_special)
         return self._texts[prompt_index]
 
     def look_at(self, prompt_index: int, output: RequestOutput) -> None:
@@ -102,7 +103,7 @@ class PromptEcho:
             if not text.startswith(piece, at):
                 if at == 0 and text.startswith(piece.lstrip(" ")):
                     piece = piece.lstrip(" ")
-                elif not self._tokenizer.decode([token_id]):
+                elif not self._tokenizer.decode([token_id], self._hides_special):
                     piece = ""  # special, and not shown
             at = min(at + len(piece), len(text))
         return offsets

@@ -90,9 +90,9 @@ class CompletionFace(Face[CompletionRequest]):
     def opening(self, chunks: ChunkRenderer, prompt_index: int, prompt_ids: PromptIds) -> bytes:
         text = self._echo.text(prompt_index, prompt_ids)
         ids = list(prompt_ids) if self.request.return_token_ids else None
-        if not text and ids is None:
-            return b""
         logprobs, first = self._echo.logprobs(prompt_index), prompt_index * self.params.n
+        if not text and logprobs is None and ids is None:
+            return b""
         return chunks.echo(range(first, first + self.params.n), text, logprobs, ids)
 
     def look_at(self, prompt_index: int, output: RequestOutput) -> None:
