@@ -9,6 +9,7 @@ from fake_engine import FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rustvllm.engine import input_processor
 from rustvllm.server.endpoint_table import UNBUILT_ENDPOINTS
 from rustvllm.server.state import ServedModel, ServerSettings
 
@@ -65,7 +66,8 @@ async def post_raw(client, content, url=URL, content_type="application/json"):
         ({**GOOD, "min_tokens": 3}, "min_tokens", "3"),
         ({**GOOD, "stop": ""}, "stop", "empty"),
         ({**GOOD, "stop": ["a", ""]}, "stop", "empty"),
-        ({**GOOD, "stop": [1]}, "stop", "string"),
+        ({**GOOD, "stop": [1]}, "stop", "stop[0]: input should be a valid string, got 1"),
+        ({**GOOD, "stop": 1}, "stop", "stop: input should be a valid string or a valid array, got 1"),
         ({**GOOD, "stop_token_ids": [258]}, "stop_token_ids", "258"),
         ({**GOOD, "stop_token_ids": ["a"] * 100_000}, "stop_token_ids", "stop_token_ids[0]"),
         ({**GOOD, "truncate_prompt_tokens": 257}, "truncate_prompt_tokens", "257"),
@@ -114,6 +116,21 @@ async def test_bad_fields_name_the_parameter_and_the_value(body, param, says):
             assert_error(response, 400, "BadRequestError", param=param, says=(says,))
             assert len(response.content) < 2000
         assert (await client.post(URL, json=GOOD)).status_code == 200
+
+
+async def test_too_many_values_of_a_prompt_are_refused_by_what_was_sent(monkeypatch):
+    monkeypatch.setattr(input_processor, "MAX_PROMPT_LOGPROBS", 20)
+    many = {"prompt": "abcd", "max_tokens": 1}
+    async with serving() as (client, _):
+        for fields, param, says in (
+            ({"prompt_logprobs": 9}, "prompt_logprobs", "prompt_logprobs of 5 tokens with 9 candidates"),
+            ({"prompt_logprobs": 9, "echo": True, "logprobs": 1}, "prompt_logprobs", "prompt_logprobs of 5 tokens"),
+            ({"echo": True, "logprobs": 9}, "logprobs", "echo and logprobs=9 ask for prompt_logprobs of 5 tokens"),
+            ({"echo": True, "logprobs": 9, "prompt_logprobs": 1}, "logprobs", "at most 3 candidates"),
+        ):
+            answer = await client.post(URL, json=many | fields)
+            assert_error(answer, 400, "BadRequestError", param=param, says=(says,))
+        assert (await client.post(URL, json=many | {"prompt_logprobs": 3})).status_code == 200
 
 
 async def test_an_adapter_that_is_unloaded_while_a_request_is_read_is_no_model_any_more(monkeypatch):

@@ -69,6 +69,12 @@ class CompletionFace(Face[CompletionRequest]):
             )
         return request.logprobs
 
+    def as_sent(self, error: InvalidRequestError) -> InvalidRequestError:
+        request = self.request
+        if error.param != "prompt_logprobs" or request.prompt_logprobs == self.params.prompt_logprobs:
+            return error
+        return InvalidRequestError(f"echo and logprobs={request.logprobs} ask for {error}", "logprobs")
+
     def check(self) -> None:
         check_repeats(self.request, self.request.prompt, self.params.n)
         self._echo = PromptEcho(self.request, self.model)

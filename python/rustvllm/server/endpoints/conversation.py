@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
+from rustvllm.server.schemas.field_errors import field_error
 from rustvllm.server.schemas.protocol import ChatCompletionRequest, ChatMessage, Conversation, PredictedContent
 from rustvllm.text.chat_renderer import ChatRenderer, render_once
 from rustvllm.text.chat_template import check_template_variables, special_tokens
@@ -293,8 +294,6 @@ def conversation_of(messages: Any, renderer: ChatRenderer, content_format: str) 
         try:
             checked.append(ChatMessage.model_validate(dict(message)))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise InvalidRequestError(f"messages[{index}].{where}: {first['msg']}", "messages") from error
+            raise field_error(error, ("messages", index)) from error
     in_parts = shows_parts(content_format, renderer.walks_through_parts)
     return build_conversation(checked, renderer.template, in_parts=in_parts)

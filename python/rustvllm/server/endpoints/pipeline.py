@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rustvllm.exceptions import InvalidRequestError
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestOutput
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.server.answers.large_answers import json_response
@@ -130,6 +131,10 @@ class Face(ABC, Generic[R]):
         check_num_choices(self.num_prompts, self.params)
         self.check()
 
+    def as_sent(self, error: InvalidRequestError) -> InvalidRequestError:
+        """An error of the engine in the words of the request: about the fields that its parameters were made of."""
+        return error
+
     # -- the way out ----------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -183,19 +188,7 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
     run = partial(at_size, raw_request)
     await run(face.read_fields)
     request_id = new_request_id(face.id_prefix, raw_request, request.request_id)
-    start = partial(
-        Generation.start,
-        state,
-        model,
-        await face.prompts(run),
-        face.params,
-        request_id,
-        request.priority or 0,
-        arrival_ns=raw_request.scope[ARRIVAL_NS],
-        tenant=_tenant(raw_request, request.user),
-        lora_request=model.adapter_request(name),
-        ends_after_call=face.ends_after_call,
-    )
+    prompts = await face.prompts(run)
     header = {
         "id": request_id,
         "object": face.chunk_kind if request.stream else face.kind,
@@ -204,12 +197,27 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
         "system_fingerprint": model.fingerprint,
     }
     usage = face.new_usage()
-    if request.stream:
-        stream = _stream(face, header, usage)
-        generation = await start(sinks=stream)
+    stream = _stream(face, header, usage) if request.stream else None
+    try:
+        generation = await Generation.start(
+            state,
+            model,
+            prompts,
+            face.params,
+            request_id,
+            request.priority or 0,
+            sinks=stream,
+            arrival_ns=raw_request.scope[ARRIVAL_NS],
+            tenant=_tenant(raw_request, request.user),
+            lora_request=model.adapter_request(name),
+            ends_after_call=face.ends_after_call,
+        )
+    except InvalidRequestError as error:
+        raise face.as_sent(error) from None
+    if stream is not None:
         events = EventStreamResponse(stream, generation, request_id, state.settings.sse_keep_alive_interval)
         return _with_unenforced(events, face)
-    async with aclosing(await start()) as generation:
+    async with aclosing(generation):
         outputs, samples = await until_disconnect(
             raw_request.receive, generation.collect(face.num_prompts, face.params.n)
         )

@@ -8,9 +8,8 @@ import asyncio
 import codecs
 import json
 import re
-import reprlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -19,6 +18,7 @@ from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.sampling_table import SAMPLING_LISTS
 from rustvllm.server.errors import BadRequestError, ClientDisconnectedError, UnsupportedEncodingError
+from rustvllm.server.schemas.field_errors import field_error, shortened
 from rustvllm.server.schemas.protocol import MAX_CONTAINERS, MAX_FREE_VALUES
 from rustvllm.server.schemas.refusals import Refusals
 
@@ -178,49 +178,9 @@ def _check_num_values(request: BaseModel) -> None:
 
 
 def _as_request_error(exc: ValidationError) -> Exception:
-    errors = exc.errors(include_url=False)
-    # Of what several shapes say of a field, that it is too long is what the client needs to know.
-    first = next((error for error in errors if error["type"] == "too_long"), errors[0])
-    kind, location, value = first["type"], first["loc"], first.get("input")
-    message = first["msg"].removeprefix("Value error, ")
-    if kind == "json_invalid":
-        return BadRequestError(f"The body is not valid JSON: {message.removeprefix('Invalid JSON: ')}.")
-    if not location:
-        return BadRequestError(f"The body must be a JSON object, got {_shorten(value)}.")
-    path = _path(location)
-    param = str(location[0])[:256]
-    if kind == "too_long":
-        limits = first["ctx"]
-        count, most = limits["actual_length"], limits["max_length"]
-        given = f"more than {most}" if count is None else count
-        return InvalidRequestError(f"{path} has {given} entries, at most {most} are possible: send fewer.", param)
-    if kind == "missing" and param == "prompt" and isinstance(value, dict) and value.get("prompt_embeds"):
-        return InvalidRequestError(
-            "prompt_embeds is not supported yet; send text or token ids as prompt.", "prompt_embeds"
-        )
-    if kind == "missing":
-        return InvalidRequestError(f"{path} is required.", param)
-    if kind == "value_error":
-        return InvalidRequestError(f"{path} {message}.", param)
-    return InvalidRequestError(f"{path}: {message[:1].lower()}{message[1:]}, got {_shorten(value)}.", param)
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    """``messages[0].role`` from a pydantic location; the names of a union's branches are left out."""
-    path = str(location[0])[:256]
-    for step in location[1:]:
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif step.isidentifier() and step not in ("str", "int"):
-            path += f".{step}"
-    return path
-
-
-def _shorten(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    shortener = reprlib.Repr()
-    shortener.maxstring = shortener.maxother = 80
-    shortener.maxlist = shortener.maxdict = 4
-    shortener.maxlevel = 2
-    return shortener.repr(value)
+    first = exc.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return BadRequestError(f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
+    if not first["loc"]:
+        return BadRequestError(f"The body must be a JSON object, got {shortened(first.get('input'))}.")
+    return field_error(exc)
