@@ -1,11 +1,13 @@
 """The processes of `rustvllm serve`: which there are, how they find each other, and how a start can fail."""
 
+import ctypes
 import signal
 import stat
 import time
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from server_process import REAL, STOP_SECONDS, ServerProcess
 
@@ -78,6 +80,18 @@ def test_a_signal_at_any_moment_of_the_start_leaves_nothing(empty_tmpdir, number
     assert code == 0, server.output
     assert seconds < STOP_SECONDS
     assert "Traceback" not in server.output
+
+
+def test_a_signal_that_another_thread_gets_ends_the_server(empty_tmpdir):
+    """As that of `kill %1` behind a Ctrl-Z does most times: a stopped process has no thread that is due."""
+    with ServerProcess(SIM, TMPDIR=str(empty_tmpdir)) as server:
+        server.wait_until_ready()
+        server.children()
+        pid = server.process.pid
+        other = next(thread.id for thread in psutil.Process(pid).threads() if thread.id != pid)
+        assert ctypes.CDLL(None).tgkill(pid, other, signal.SIGTERM) == 0
+        assert server.process.wait(STOP_SECONDS) == 0, server.output
+        server.assert_nothing_left()
 
 
 def test_several_api_processes_share_the_socket_and_the_engine(empty_tmpdir):

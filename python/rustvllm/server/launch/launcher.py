@@ -50,6 +50,9 @@ API_STOP_SECONDS = 2.0
 """How long an API process may take to end beyond the time that open requests are given."""
 ENGINE_STOP_SECONDS = 0.6
 """How long an engine may take to end its step once no API process uses it; then it is killed."""
+SIGNAL_SECONDS = 0.5
+"""How soon a signal is heeded that another thread got, as it may when the process was stopped (Ctrl-Z) and goes on: its
+handler runs in the main thread, and nothing but this wakes that."""
 
 
 class Launcher:
@@ -356,11 +359,14 @@ class Launcher:
         for engine in self._engines.values():
             engine.signal(signal.SIGTERM if engine in self._ready else signal.SIGKILL)
 
-    def _patience(self) -> float | None:
-        """Seconds until the shutdown deadline; None before a shutdown began."""
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+    def _patience(self) -> float:
+        """Seconds to wait for an event: until the shutdown deadline at most."""
+        left = SIGNAL_SECONDS if self._deadline is None else self._deadline - time.monotonic()
+        return min(max(0.0, left), SIGNAL_SECONDS)
 
     def _kill_overdue_children(self) -> None:
+        if self._deadline is None or time.monotonic() < self._deadline:
+            return
         for child in self._apis.values() or self._engines.values():
             logger.warning("the %s did not end in time and is killed", child.name)
             child.signal(signal.SIGKILL)
