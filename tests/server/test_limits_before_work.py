@@ -131,6 +131,26 @@ async def test_an_answer_does_not_repeat_a_prompt_without_end():
         assert engine.seen == []
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"prompt_logprobs": 20, "stream": False, "echo": True, "logprobs": 1}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 20, "prompt_logprobs": 1}, "logprobs"),
+        ({"echo": True, "logprobs": 20, "stream": True}, "logprobs"),
+    ],
+)
+async def test_an_answer_does_not_repeat_log_probabilities_of_a_prompt_without_end(fields, param):
+    async with serving(FakeEngine(max_model_len=4096)) as (client, engine):
+        for many in ({"prompt": "p" * 4000, "n": 1000}, {"prompt": ["p" * 4000] * 1000}):
+            answer = await client.post(COMPLETIONS, json={"max_tokens": 1, **many, **fields})
+            says = ("84000000", "16777216")
+            assert_error(answer, 400, "BadRequestError", param=param, says=says)
+        assert engine.seen == []
+        few = {"prompt": "p" * 4000, "n": 100, "max_tokens": 1, "prompt_logprobs": 20}
+        assert (await client.post(COMPLETIONS, json=few)).status_code == 200
+
+
 async def test_a_body_of_brackets_is_refused_before_anything_is_made_of_it():
     async with serving() as (client, _):
         body = {"prompt": "a", "x": [[]] * 200_000}

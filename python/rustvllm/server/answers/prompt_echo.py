@@ -1,33 +1,49 @@
 """``echo``: the prompt before each choice's text, and before its log-probabilities those of the prompt."""
 
 import codecs
-from collections.abc import Sequence
 from typing import Any
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.outputs import PromptIds, RequestOutput
+from rustvllm.sampling_params import SamplingParams
 from rustvllm.server.answers.logprobs import completion_places
 from rustvllm.server.schemas.protocol import CompletionRequest, TokenIdList
 from rustvllm.server.state import ServedModel
 
 MAX_REPEATED = 1 << 22
 """Most characters and token ids of prompts that one answer repeats, over all its choices."""
+MAX_REPEATED_LOGPROBS = 1 << 24
+"""Most log-probabilities of prompts that one answer of several choices holds: each is some 75 bytes of JSON."""
 
 
-def check_repeats(request: CompletionRequest, prompts: Sequence[str | TokenIdList], n: int) -> None:
+def check_repeats(request: CompletionRequest, params: SamplingParams, model: ServedModel) -> None:
     """Refuse an answer that would be long because of its prompts alone: each of ``n`` choices has them once more.
 
     Raises:
         InvalidRequestError: Names the size and the limit.
     """
+    n, prompts = params.n, request.prompt
+    size = n * sum(map(len, prompts))
     for name in ("echo", "return_token_ids"):
-        size = n * sum(map(len, prompts))
         if getattr(request, name) and size > MAX_REPEATED:
             raise InvalidRequestError(
                 f"{name} would repeat prompts of {size // n} characters or tokens in n={n} choices, {size} together; "
                 f"at most {MAX_REPEATED} are possible: ask for fewer choices, or without {name}.",
                 name,
             )
+    if params.prompt_logprobs is None or n * len(prompts) == 1:  # the engine has a limit for one prompt
+        return
+    candidates = model.vocab_size if params.prompt_logprobs == -1 else min(params.prompt_logprobs, model.vocab_size)
+    num_places = sum(min(len(prompt), model.max_model_len) for prompt in prompts)
+    num_all = n * num_places * (1 + candidates)
+    if num_all > MAX_REPEATED_LOGPROBS:
+        name = "prompt_logprobs" if request.prompt_logprobs == params.prompt_logprobs else "logprobs"
+        raise InvalidRequestError(
+            f"{name} with {candidates} candidates for each of {num_places} characters or tokens of prompts, in n={n} "
+            f"choices, may be {num_all} log-probabilities; at most {MAX_REPEATED_LOGPROBS} are possible in an answer "
+            "of several choices: ask for fewer candidates or choices, or send fewer prompts at a time.",
+            name,
+        )
 
 
 class PromptEcho:

@@ -76,7 +76,7 @@ class CompletionFace(Face[CompletionRequest]):
         return InvalidRequestError(f"echo and logprobs={request.logprobs} ask for {error}", "logprobs")
 
     def check(self) -> None:
-        check_repeats(self.request, self.request.prompt, self.params.n)
+        check_repeats(self.request, self.params, self.model)
         self._echo = PromptEcho(self.request, self.model)
 
     async def prompts(self, run: Run) -> list["TextPrompt | TokensPrompt"]:  # noqa: ARG002
