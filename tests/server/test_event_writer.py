@@ -149,9 +149,10 @@ async def test_random_events_arrive_in_order(writer, client, yields):
 
 
 @pytest.mark.parametrize("when", ["at once", "after waiting"])
-async def test_a_broken_connection_is_raised_to_who_waits(writer, client, when):
+async def test_a_broken_connection_is_raised_to_who_waits(writer, client, reader, when):
     writer.attach(client.begin, client.send)
     assert writer.write(b"a")
+    asked = reader.asked
     client.error = ConnectionResetError("gone")
     if when == "after waiting":
         client.readable.clear()
@@ -163,6 +164,8 @@ async def test_a_broken_connection_is_raised_to_who_waits(writer, client, when):
         await asyncio.wait_for(sending, 5)
     assert writer.failure is client.error
     assert client.body == b"a"
+    await asyncio.sleep(0)
+    assert reader.asked > asked, "who is not waiting has to hear of it, too"
 
 
 async def test_closed_while_it_waits(writer, client):

@@ -13,10 +13,16 @@ from rustvllm.server.http import limited_protocol as http_protocol
 from rustvllm.server.http.limited_protocol import limited_protocol
 
 MAX_HEAD, MAX_HEADERS = 1000, 8
+WATCH = b"GET /watch HTTP/1.1\r\n\r\n"
+GONE: list[str] = []
+"""What /watch heard."""
 
 
 async def application(scope, receive, send) -> None:
-    """Answers with the length of the body; /slow begins an answer before the body is there, /later after a while."""
+    """Answers with the length of the body; /slow begins an answer before the body is there, /later after a while.
+
+    /watch begins its answer with the whole body there and goes on when the client has gone.
+    """
     if scope["path"] == "/later":
         await asyncio.sleep(0.2)
     if scope["path"] == "/slow":
@@ -28,6 +34,11 @@ async def application(scope, receive, send) -> None:
         length += len(message.get("body", b""))
         if not message.get("more_body"):
             break
+    if scope["path"] == "/watch":
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+        await send({"type": "http.response.body", "body": b"ab", "more_body": True})
+        GONE.append((await receive())["type"])
+        return
     body = b"cd" if scope["path"] == "/slow" else b"%d" % length
     if scope["path"] != "/slow":
         headers = [(b"content-length", b"%d" % len(body))]
@@ -188,6 +199,24 @@ async def test_half_a_head_behind_a_request_does_not_harm_its_answer(port, monke
 async def test_nonsense_behind_a_request_is_no_answer_to_it(port):
     answer = await talk(port, b"GET /later HTTP/1.1\r\n\r\n\x00\x01\r\n\r\n")
     assert b"HTTP/1.1 400" not in answer
+
+
+@pytest.mark.parametrize("behind", [b"GET / HTTP/1.1\r\n\r\n" * 2, b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\na"])
+async def test_an_endpoint_hears_that_the_client_has_gone_whatever_requests_wait_behind(port, behind):
+    GONE.clear()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(WATCH + behind)
+    async with asyncio.timeout(20):
+        assert (await reader.readuntil(b"ab")).startswith(b"HTTP/1.1 200")
+        writer.close()
+        while not GONE:  # noqa: ASYNC110 -- it has no signal
+            await asyncio.sleep(0.001)
+    assert GONE == ["http.disconnect"]
+
+
+async def test_a_broken_body_of_a_request_that_waits_is_no_part_of_the_answer_before_it(port):
+    answer = await talk(port, WATCH + b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", b"no chunk\r\n")
+    assert answer.endswith(b"\r\n\r\nab")
 
 
 async def test_a_slow_body_is_not_given_up(port, monkeypatch):

@@ -53,6 +53,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._linger: Linger | None = None
         self._is_head_whole = False
+        # Whose answer is under way. Requests behind it may be here already, and uvicorn's own is the newest of all.
+        self._answered: RequestResponseCycle | None = None
         # Whether the connection may be kept once the body is whole; before that it may not.
         self._may_keep_alive = False
 
@@ -66,6 +68,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._settle()
         if self._linger is not None:
             self._linger.end()
+        self._let_go()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -109,6 +112,8 @@ class LimitedProtocol(HttpToolsProtocol):
             raise _HeadTooLargeError
         self._take_host_of_target()
         super().on_headers_complete()
+        if not self.pipeline:
+            self._answered = self.cycle
         self._may_keep_alive = self.cycle.keep_alive
         self.cycle.keep_alive = False
         self.cycle.transport = _UnreadTransport(self.transport, self._close_later)  # type: ignore[assignment]
@@ -142,6 +147,8 @@ class LimitedProtocol(HttpToolsProtocol):
     # -- the end of an answer -------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answered = self.pipeline[-1][0]
         super().on_response_complete()
         if self._linger is not None:
             self._unset_keepalive_if_required()  # a shorter patience than that of the linger
@@ -157,13 +164,24 @@ class LimitedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
             self._linger = Linger(self.transport, self.loop)
 
+    def _let_go(self) -> None:
+        """For the endpoint that answers, the client is gone."""
+        cycle = self._answered
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def _has_all_of(self, cycle: RequestResponseCycle) -> bool:
+        """Whether the request of a cycle is here to its end, so that what comes now is another's."""
+        return cycle is not self.cycle or not cycle.more_body
+
     # -- refusals -------------------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what was noted, else with 400, in the API's form, and close."""
         status, message = self._refusal
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is not None and not cycle.response_complete and (cycle.response_started or not cycle.more_body):
+        cycle = self._answered
+        if cycle is not None and not cycle.response_complete and (cycle.response_started or self._has_all_of(cycle)):
             self.transport.close()  # before or in the middle of the answer to another request this one cannot stand
             return
         kind = "BadRequestError" if status == 400 else "RequestHeaderFieldsTooLargeError"
@@ -175,9 +193,7 @@ class LimitedProtocol(HttpToolsProtocol):
             b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
             % (STATUS_LINE[status], len(body), body)
         )
-        if cycle is not None and not cycle.response_complete:  # for its endpoint the client is gone
-            cycle.disconnected = True
-            cycle.message_event.set()
+        self._let_go()
         self._close_later()
 
     def _refuse_size(self) -> None:
@@ -187,8 +203,8 @@ class LimitedProtocol(HttpToolsProtocol):
         )
 
     def _on_slow_head(self) -> None:
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+        cycle = self._answered
+        if cycle is not None and not cycle.response_complete and self._has_all_of(cycle):
             # Behind a request that is being answered, which must not suffer for it.
             self._timer = self.loop.call_later(HEAD_SECONDS, self._on_slow_head)
         elif not self.transport.is_closing():

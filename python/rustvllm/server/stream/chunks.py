@@ -319,7 +319,7 @@ class ChunkStream:
         self._n = n
         self._opening = opening
         self._look_at = look_at
-        self.writer = EventWriter(self._resume)
+        self.writer = EventWriter(self._go_on)
         self._generation: Generation | None = None
         self._is_core_rendered = chunks.is_core_rendered and n <= _MOST_OPENED_AT_ONCE
         self._prompts = [PromptEvents(self.writer, chunks, prompt * n, n) for prompt in range(num_prompts)]
@@ -385,6 +385,11 @@ class ChunkStream:
             )
         return self._chunks.text(index, completion.text, completion) if self._chunks.wants_chunk(completion) else b""
 
-    def _resume(self) -> None:
-        if self._generation is not None:
+    def _go_on(self) -> None:
+        """The client reads again, or never will."""
+        if self._generation is None:
+            return
+        if self.writer.failure is None:
             self._generation.resume()
+        else:
+            self._generation.close()

@@ -24,15 +24,16 @@ class EventWriter:
     The response begins with the first event. So an error before it can still be an answer of its own.
 
     Args:
-        on_writable: Called when the client reads again after :meth:`write` had returned False.
+        on_change: Called when the client reads again after :meth:`write` had returned False, and when the connection to
+            it is broken.
 
     Attributes:
         is_started: The response has begun.
         failure: What broke the connection to the client.
     """
 
-    def __init__(self, on_writable: Callable[[], None]) -> None:
-        self._on_writable = on_writable
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
         self._send: Send | None = None
         self._begin: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._backlog: list[bytes] = []
@@ -108,6 +109,8 @@ class EventWriter:
         self.failure = error
         self.close()
         self._idle.set()
+        # Not on the spot: the engine may be in the middle of handing this an event.
+        asyncio.get_running_loop().call_soon(self._on_change)
 
     def _body(self, events: bytes) -> Coroutine[Any, Any, None]:
         assert self._send is not None
@@ -144,7 +147,7 @@ class EventWriter:
                 return
         if not self._idle.is_set():
             self._idle.set()
-        self._on_writable()
+        self._on_change()
 
     def _watch_silence(self, num_written: int) -> None:
         if self._num_written == num_written and not self._is_busy:

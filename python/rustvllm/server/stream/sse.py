@@ -91,7 +91,9 @@ class EventStreamResponse(Response):
             receive = in_a_task(receive)
         self._stream.follow(self._generation)
         self._writer.attach(begin, body, self._keep_alive_seconds)
-        gone = Driven(wait_for_disconnect(receive), lambda _: self._on_disconnect())
+        gone = Driven(
+            wait_for_disconnect(receive), lambda _: self._writer.fail(ConnectionResetError("the client went away"))
+        )
         events = self._stream.events(self._generation)
         try:
             await self._pump(events)
@@ -104,11 +106,6 @@ class EventStreamResponse(Response):
             self._writer.close()
             await events.aclose()
             await self._generation.aclose()
-
-    def _on_disconnect(self) -> None:
-        """The client has gone: what still runs is aborted, and so the events come to their end."""
-        self._writer.fail(ConnectionResetError("the client went away"))
-        self._generation.close()
 
     async def _pump(self, events: AsyncGenerator[bytes, None]) -> None:
         try:
