@@ -74,6 +74,17 @@ def test_drafts_save_steps(pair):
     assert num_steps == num_tokens - (after["num_accepted_tokens"] - before["num_accepted_tokens"]) < num_tokens
 
 
+def test_the_decoder_chooses_for_drafts_of_greedy_requests_too(pair, monkeypatch):
+    sampler = pair.speculative.llm_engine.engine_core.core.executor._worker.runner.sampler
+    sample, sampled = sampler.sample, []
+    monkeypatch.setattr(sampler, "sample", lambda *args: sampled.append(1) or sample(*args))
+    drafted, accepted = pair.compare(SamplingParams(temperature=0, max_tokens=LENGTH))
+    assert (0 < accepted < drafted, sampled) == (True, [])
+    drafted, accepted = pair.compare(SamplingParams(temperature=0, max_tokens=LENGTH, repetition_penalty=1.01))
+    assert accepted > 0
+    assert sampled, "a penalty is none of the decoder's business"
+
+
 @pytest.mark.parametrize("config", [EVERYTHING, SUFFIX], ids=["ngram", "suffix"])
 def test_a_predicted_answer_takes_fewer_steps_and_has_the_same_tokens(config):
     pair = pair_of(config, **ORDINARY)

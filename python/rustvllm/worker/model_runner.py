@@ -33,7 +33,7 @@ from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.device_output import DeviceStepOutput, bring_to_host
 from rustvllm.worker.drafts.model import DraftModel
 from rustvllm.worker.drafts.rows import draft_rows
-from rustvllm.worker.drafts.verify import DeviceDrafts
+from rustvllm.worker.drafts.verify import DeviceDrafts, last_tokens
 from rustvllm.worker.graphs.sampling import StepResult
 from rustvllm.worker.graphs.step_graphs import StepGraphs
 from rustvllm.worker.input_batch import InputBatch
@@ -167,8 +167,8 @@ class GPUModelRunner:
         asked = self._stage_prompt_targets(output, step) if output.num_prompt_logprobs else None
         # What asks for no more may be computed together with the model.
         to_logits = output.num_sampled > 0 and asked is None
-        chooses = to_logits and drafts is None and metadata.all_greedy and metadata.is_plain
-        forward = self._stage_forward(output, step, to_logits=to_logits, chooses=chooses)
+        chooses = to_logits and metadata.all_greedy and metadata.is_plain
+        forward = self._stage_forward(output, step, drafts, to_logits=to_logits, chooses=chooses)
         step.send()
         self.input_batch.write_block_table()
         if self.draft_model is None:
@@ -266,7 +266,7 @@ class GPUModelRunner:
         if executed.sampled is not None and grammar_output is None:
             # There is nothing to count: what is counted would have kept the graph from choosing.
             if self.streams is None and self.last_token_ids is not None:
-                self._keep_last(executed, executed.sampled[:, 0].clamp(min=0))
+                self._keep_last(executed, last_tokens(executed.sampled))
             elif self.share_ids is not None and self.last_token_ids is not None:  # to which the graph has written
                 rows = self.step_buffers[executed.buffer_index].on_device("sampled_rows", executed.rows.size)
                 self._keep_last(executed, self.last_token_ids[rows])
@@ -420,13 +420,20 @@ class GPUModelRunner:
         return 0 if self.graphs is None else self.graphs.size_for(output)
 
     def _stage_forward(
-        self, output: SchedulerOutput, step: StepBuffers, *, to_logits: bool, chooses: bool
+        self,
+        output: SchedulerOutput,
+        step: StepBuffers,
+        drafts: DeviceDrafts | None,
+        *,
+        to_logits: bool,
+        chooses: bool,
     ) -> Callable[[], StepResult]:
         """What runs the model over a step, to be called once the step was sent.
 
         Args:
             output: The step.
             step: Its arrays.
+            drafts: Those that it verifies; None if it has none.
             to_logits: Whether logits are all that is asked for.
             chooses: Whether the largest of them are.
         """
@@ -457,7 +464,9 @@ class GPUModelRunner:
                     input_ids, positions, self.kv_caches, plan, of_logits, chooses=chooses
                 )
                 if found is not None:
-                    ids = None if found.ids is None else found.ids[:, None]
+                    ids = None
+                    if found.ids is not None:
+                        ids = found.ids[:, None] if drafts is None else drafts.accept(found.ids)[0]
                     return StepResult(None, found.logits, ids, is_of_logits=True)
             return StepResult(self.model(input_ids, positions, self.kv_caches, plan))
 

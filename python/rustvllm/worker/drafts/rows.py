@@ -86,8 +86,10 @@ def draft_rows(output: SchedulerOutput, arrays: Mapping[str, npt.NDArray[Any]]) 
     if output.num_logits == output.num_sampled:
         return None
     num_drafts = arrays["num_draft_tokens"][: output.num_reqs]
-    is_sampled = np.isin(arrays["idx_mapping"][: output.num_reqs], arrays["sampled_rows"][: output.num_sampled])
-    num_logits = 1 + num_drafts[is_sampled].astype(np.int64)
+    rows = arrays["idx_mapping"][: output.num_reqs]
+    is_sampled = np.zeros(int(rows.max()) + 1, np.bool_)  # by persistent row; `np.isin` would sort both
+    is_sampled[arrays["sampled_rows"][: output.num_sampled]] = True
+    num_logits = 1 + num_drafts[is_sampled[rows]].astype(np.int64)
     requests = np.repeat(np.arange(num_logits.size), num_logits)
     depths = np.arange(requests.size) - np.repeat(np.cumsum(num_logits) - num_logits, num_logits)
     drafts = np.full((num_logits.size, int(num_logits.max()) - 1), NO_DRAFT, np.int64)

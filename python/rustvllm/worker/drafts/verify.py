@@ -31,19 +31,22 @@ class DeviceDrafts:
         self._drafts = step.stage(rows.drafts)
         self._requests = step.stage(rows.requests)
         self._depths = step.stage(rows.depths)
-        self._ids, self._starts = step.stage(rows.ids), step.stage(rows.starts)
+        self._for_kernel: tuple[Tensor, Tensor] | None = None  # the ids and starts of ``rows``
+        if runs_fused(self._drafts):
+            self._for_kernel = step.stage(rows.ids), step.stage(rows.starts)
 
     def accept(self, sampled: Tensor) -> tuple[Tensor, Tensor]:
         """See ``DraftRows.accept``: int32 ``[n]`` to int32 ``[num_sampled, 1 + d]``.
 
         Behind it the last id of each sample, int32 ``[num_sampled]``, 0 where there is none.
         """
-        if runs_fused(sampled):
+        if self._for_kernel is not None:
             from rustvllm.kernels.verify import verify
 
+            drafted, starts = self._for_kernel
             ids = sampled.new_empty((self._drafts.shape[0], 1 + self._drafts.shape[1]))
             last = sampled.new_empty(ids.shape[0])
-            verify(sampled, self._ids, self._starts, ids.shape[1], ids, last)
+            verify(sampled, drafted, starts, ids.shape[1], ids, last)
             return ids, last
         ids = self._accept(sampled)
         return ids, last_tokens(ids)
