@@ -3,11 +3,11 @@
 //!
 //! The row is divided by the temperature once, and the largest logit of each block of 64 is kept. The `k` largest logits
 //! lie in blocks whose largest is among the `k` largest of these: so few blocks are looked into again. Where top-p stands
-//! alone, candidates found in this way are tried first; they are not enough only where a distribution is flat, and then
-//! the cut is found by halving the row as quickselect does, with masses in the place of counts.
+//! alone, candidates found in this way are tried first; they are not enough only where a distribution is flat ([`flat`]).
 //!
 //! What equals the smallest logit that is kept is kept too. A row's id depends on the row and its parameters alone.
 
+mod flat;
 pub(crate) mod greedy;
 
 #[cfg(target_arch = "x86_64")]
@@ -118,6 +118,8 @@ pub struct Passes {
     is_detected: fn() -> bool,
     /// Divides a row in place and writes the largest of each block; `false` when one of them is not a number.
     temper: unsafe fn(&mut [f32], f32, &mut [f32]) -> bool,
+    /// `exp(x − max)` of a block, or 0 where `x` is below a cut.
+    weigh: unsafe fn(&[f32; BLOCK], f32, f32, &mut [f32; BLOCK]),
     /// Sums of `exp(x − max)` over each block, of what is not below a cut.
     sum_blocks: unsafe fn(&[f32], f32, f32, &mut [f64]),
 }
@@ -129,7 +131,20 @@ macro_rules! passes {
             /// The machine has the instruction set.
             $(#[target_feature(enable = $feature)])?
             pub(super) unsafe fn temper(row: &mut [f32], temperature: f32, largest: &mut [f32]) -> bool {
-                super::temper(row, temperature, largest)
+                // SAFETY: the caller promises the instruction set.
+                unsafe { super::temper::<$simd>(row, temperature, largest) }
+            }
+            /// # Safety
+            /// The machine has the instruction set.
+            $(#[target_feature(enable = $feature)])?
+            pub(super) unsafe fn weigh(
+                block: &[f32; super::BLOCK],
+                max: f32,
+                cut: f32,
+                weights: &mut [f32; super::BLOCK],
+            ) {
+                // SAFETY: the caller promises the instruction set.
+                unsafe { super::weigh::<$simd>(block, max, cut, weights) }
             }
             /// # Safety
             /// The machine has the instruction set.
@@ -155,6 +170,7 @@ static PASSES: &[Passes] = &[
         name: "avx512",
         is_detected: instructions::have_avx512,
         temper: avx512::temper,
+        weigh: avx512::weigh,
         sum_blocks: avx512::sum_blocks,
     },
     #[cfg(target_arch = "x86_64")]
@@ -162,40 +178,72 @@ static PASSES: &[Passes] = &[
         name: "avx2",
         is_detected: instructions::have_avx2,
         temper: avx2::temper,
+        weigh: avx2::weigh,
         sum_blocks: avx2::sum_blocks,
     },
     Passes {
         name: "portable",
         is_detected: || true,
         temper: portable::temper,
+        weigh: portable::weigh,
         sum_blocks: portable::sum_blocks,
     },
 ];
 
-#[expect(clippy::inline_always, reason = "it takes on the instruction set of what it is inlined into")]
+/// A block as it lies, or the last one of a row with what weighs nothing behind it.
+#[expect(clippy::inline_always, reason = "it is a copy of few numbers at most, in the middle of loops")]
 #[inline(always)]
-fn temper(row: &mut [f32], temperature: f32, largest: &mut [f32]) -> bool {
-    let mut all_numbers = true;
-    for (block, largest) in row.chunks_mut(BLOCK).zip(largest) {
-        let mut lanes = [f32::NEG_INFINITY; 16];
-        let mut is_number = [true; 16];
-        let mut chunks = block.chunks_exact_mut(16);
-        for chunk in &mut chunks {
-            for ((x, lane), is_number) in chunk.iter_mut().zip(&mut lanes).zip(&mut is_number) {
-                *x /= temperature;
-                *lane = if *x > *lane { *x } else { *lane };
-                *is_number &= !x.is_nan();
-            }
-        }
-        for x in chunks.into_remainder() {
-            *x /= temperature;
-            lanes[0] = if *x > lanes[0] { *x } else { lanes[0] };
-            is_number[0] &= !x.is_nan();
-        }
-        *largest = lanes.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        all_numbers &= is_number.iter().all(|&is_number| is_number);
+fn padded<'a>(block: &'a [f32], room: &'a mut [f32; BLOCK]) -> &'a [f32; BLOCK] {
+    if let Ok(block) = block.try_into() {
+        return block;
     }
-    all_numbers
+    *room = [f32::NEG_INFINITY; BLOCK];
+    room[..block.len()].copy_from_slice(block);
+    room
+}
+
+/// # Safety
+/// The machine has the instruction set.
+#[expect(clippy::inline_always, reason = "see `simd`")]
+#[inline(always)]
+unsafe fn temper<S: Simd>(row: &mut [f32], temperature: f32, largest: &mut [f32]) -> bool {
+    let mut room = [0.0; BLOCK];
+    // SAFETY: the caller promises the instruction set; every load and store is of lanes within a block's 64 elements.
+    unsafe {
+        let (by, infinity) = (S::splat(temperature), S::splat(f32::INFINITY));
+        // What is not a number stays none in these sums, of which the rest is zeros and infinities.
+        let mut doubts = S::splat(0.0);
+        for (block, largest) in row.chunks_mut(BLOCK).zip(largest) {
+            let mut tempered = [0.0; BLOCK];
+            let from = padded(block, &mut room);
+            let mut most = S::splat(f32::NEG_INFINITY);
+            for place in (0..BLOCK).step_by(S::LANES) {
+                let x = S::div(S::load(from.as_ptr().add(place)), by);
+                S::store(tempered.as_mut_ptr().add(place), x);
+                most = S::max(x, most);
+                doubts = S::add(doubts, S::zero_below(x, infinity, x));
+            }
+            block.copy_from_slice(&tempered[..block.len()]);
+            *largest = S::largest(most);
+        }
+        !S::sum(doubts).is_nan()
+    }
+}
+
+/// # Safety
+/// The machine has the instruction set.
+#[expect(clippy::inline_always, reason = "see `simd`")]
+#[inline(always)]
+unsafe fn weigh<S: Simd>(block: &[f32; BLOCK], max: f32, cut: f32, weights: &mut [f32; BLOCK]) {
+    // SAFETY: the caller promises the instruction set; every load and store is of lanes within the 64 elements.
+    unsafe {
+        let (negated, cut) = (S::splat(-max), S::splat(cut));
+        for place in (0..BLOCK).step_by(S::LANES) {
+            let x = S::load(block.as_ptr().add(place));
+            let weight = crate::simd::exp::<S>(S::add(x, negated));
+            S::store(weights.as_mut_ptr().add(place), S::zero_below(x, cut, weight));
+        }
+    }
 }
 
 /// # Safety
@@ -203,14 +251,9 @@ fn temper(row: &mut [f32], temperature: f32, largest: &mut [f32]) -> bool {
 #[expect(clippy::inline_always, reason = "see `simd`")]
 #[inline(always)]
 unsafe fn sum_blocks<S: Simd>(row: &[f32], max: f32, cut: f32, sums: &mut [f64]) {
+    let mut room = [0.0; BLOCK];
     for (block, sum) in row.chunks(BLOCK).zip(sums) {
-        let mut padded = [f32::NEG_INFINITY; BLOCK];
-        let block = if block.len() == BLOCK {
-            block
-        } else {
-            padded[..block.len()].copy_from_slice(block);
-            &padded
-        };
+        let block = padded(block, &mut room);
         // SAFETY: the caller promises the instruction set; every load is of lanes within the block's 64 elements.
         unsafe {
             let (negated, cut) = (S::splat(-max), S::splat(cut));
@@ -266,7 +309,11 @@ impl Passes {
         } else if options.top_p < 1.0 {
             sum(floor);
             let total: f64 = sums.iter().sum();
-            Some(row.cut_by_mass(f64::from(options.top_p) * total, floor))
+            let target = f64::from(options.top_p) * total;
+            Some(row.cut_by_mass(target, floor).unwrap_or_else(|| Cut {
+                value: flat::least_kept(row, self, target, floor),
+                candidates: None,
+            }))
         } else {
             None
         };
@@ -383,8 +430,9 @@ impl Row<'_> {
         Cut { value, candidates: Some(candidates) }
     }
 
-    /// Top-p over all that is not below `floor`: the fewest of the largest whose weights reach `target`.
-    fn cut_by_mass(&self, target: f64, floor: f32) -> Cut {
+    /// Top-p over all that is not below `floor`: the fewest of the largest whose weights reach `target`. None if they are too
+    /// many to be tried one by one.
+    fn cut_by_mass(&self, target: f64, floor: f32) -> Option<Cut> {
         for k in CANDIDATES {
             if k > self.largest.len() {
                 break;
@@ -395,14 +443,11 @@ impl Row<'_> {
                 let mut values: Vec<f32> = candidates.iter().map(|(_, value)| *value).collect();
                 values.sort_unstable_by(|a, b| b.total_cmp(a));
                 if let Some(value) = self.walk(&values, target) {
-                    return Cut { value, candidates: Some(candidates) };
+                    return Some(Cut { value, candidates: Some(candidates) });
                 }
             }
         }
-        let kept = self.values.iter().copied().filter(|value| *value >= floor && *value > f32::NEG_INFINITY);
-        let mut weighted: Vec<(f32, f64)> =
-            kept.map(|value| (value, f64::from((value - self.max).exp()))).collect();
-        Cut { value: select_by_mass(&mut weighted, target), candidates: None }
+        None
     }
 
     /// The last of `values`, which descend, before which the weights do not reach `target` yet; `None` when all together
@@ -464,55 +509,4 @@ impl Row<'_> {
         }
         last
     }
-}
-
-/// The last value, from the largest on, before which the weights do not reach `target` yet.
-fn select_by_mass(weighted: &mut [(f32, f64)], target: f64) -> f32 {
-    let mut rest = weighted;
-    let mut above = 0.0;
-    let mut smallest = f32::INFINITY;
-    while !rest.is_empty() {
-        let pivot = median([rest[0].0, rest[rest.len() / 2].0, rest[rest.len() - 1].0]);
-        let (num_larger, larger, equal) = partition(rest, pivot);
-        if above + larger >= target && num_larger > 0 {
-            rest = &mut rest[..num_larger];
-            continue;
-        }
-        smallest = pivot;
-        above += larger + equal.1;
-        if above >= target {
-            break;
-        }
-        rest = &mut rest[num_larger + equal.0..];
-    }
-    smallest
-}
-
-fn median([a, b, c]: [f32; 3]) -> f32 {
-    a.min(b).max(a.max(b).min(c))
-}
-
-/// Put what is larger than the pivot first, then what equals it. Returns how many are larger and what they weigh, and how
-/// many are equal and what these weigh.
-#[expect(
-    clippy::float_cmp,
-    reason = "the pivot is one of the values: what equals it does so bit for bit, or is the other zero"
-)]
-fn partition(weighted: &mut [(f32, f64)], pivot: f32) -> (usize, f64, (usize, f64)) {
-    let (mut num_larger, mut larger) = (0, 0.0);
-    let (mut num_equal, mut equal) = (0, 0.0);
-    for index in 0..weighted.len() {
-        let (value, weight) = weighted[index];
-        if value > pivot {
-            weighted.swap(index, num_larger + num_equal);
-            weighted.swap(num_larger + num_equal, num_larger);
-            num_larger += 1;
-            larger += weight;
-        } else if value == pivot {
-            weighted.swap(index, num_larger + num_equal);
-            num_equal += 1;
-            equal += weight;
-        }
-    }
-    (num_larger, larger, (num_equal, equal))
 }
