@@ -1,6 +1,7 @@
 """Numbers on the command line of ``rustvllm bench``, checked as they are read."""
 
 import argparse
+import math
 from collections.abc import Callable
 
 from rustvllm.config.flags import parse_number
@@ -46,12 +47,19 @@ def microseconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"must be a number of microseconds, got {text!r}") from None
 
 
-def seconds(text: str) -> float:
-    """A type for argparse: seconds, more than none and at most a day."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 < number <= 86400:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0 and at most 86400, got {text!r}")
-    return number
+def number_of(rule: str, is_allowed: Callable[[float], bool]) -> Callable[[str], float]:
+    """A type for argparse: a number; ``rule`` says which ones ``is_allowed`` takes, and none takes NaN."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not is_allowed(number):
+            raise argparse.ArgumentTypeError(f"must be {rule}, got {text!r}")
+        return number
+
+    return parse
+
+
+seconds = number_of("a number of seconds above 0 and at most 86400", lambda number: 0 < number <= 86400)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rustvllm import _core
 from rustvllm.cli.api_client import ApiClient
-from rustvllm.cli.bench.arguments import seconds, whole_number
+from rustvllm.cli.bench.arguments import number_of, seconds, whole_number
 from rustvllm.cli.bench.known_texts import DRAFT_DATASETS, known_texts
 from rustvllm.cli.bench.lengths import DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN, choose_lengths
 from rustvllm.cli.bench.machine import require_release_build
@@ -53,11 +53,17 @@ def make_parser() -> FlexibleArgumentParser:
         "--num-prompts", type=whole_number(1), default="1000", metavar="N", help="requests (default: 1000)"
     )
     load.add_argument(
-        "--request-rate", type=_rate, default=math.inf, metavar="R", help="requests per second (default: inf, at once)"
+        "--request-rate",
+        type=number_of(
+            "a number above 0 and at most 1000000, or inf", lambda number: 0 < number <= 1e6 or number == math.inf
+        ),
+        default=math.inf,
+        metavar="R",
+        help="requests per second (default: inf, at once)",
     )
     load.add_argument(
         "--burstiness",
-        type=_number,
+        type=number_of("a number above 0 and at most 1000", lambda number: 0 < number <= 1000),
         default=1.0,
         metavar="B",
         help="shape of the gaps between requests: 1 is a Poisson process, less is burstier (default: 1)",
@@ -100,7 +106,7 @@ def make_parser() -> FlexibleArgumentParser:
         data.add_argument(
             flag,
             other,
-            type=whole_number(0),
+            type=whole_number(1),
             metavar="N",
             help=f"tokens of each {what}; approximate with repeat and edit (default: {default}; with random and "
             f"prefix fewer if the context is shorter)",
@@ -121,7 +127,7 @@ def make_parser() -> FlexibleArgumentParser:
     )
     data.add_argument(
         "--random-range-ratio",
-        type=_number,
+        type=number_of("a number of at least 0 and below 1", lambda number: 0 <= number < 1),
         default=0.0,
         metavar="R",
         help="fraction by which lengths vary, up and down (default: 0)",
@@ -148,7 +154,13 @@ def make_parser() -> FlexibleArgumentParser:
         action="store_true",
         help="continue past the end of sequence, so that answers have the requested length",
     )
-    sampling.add_argument("--temperature", type=_number, default=0.0, metavar="T", help="(default: 0, greedy)")
+    sampling.add_argument(
+        "--temperature",
+        type=number_of("a number of at least 0", lambda number: 0 <= number < math.inf),
+        default=0.0,
+        metavar="T",
+        help="(default: 0, greedy)",
+    )
     sampling.add_argument(
         "--extra-body", type=_json_object, default={}, metavar="JSON", help="further fields of each request"
     )
@@ -294,25 +306,6 @@ def _allow_many_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:
             print(f"rustvllm bench serve: the limit of open files stays {soft}: {error}", file=sys.stderr)
-
-
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}")
-    return number
-
-
-def _rate(text: str) -> float:
-    if text.lower() in ("inf", "infinity"):
-        return math.inf
-    rate = _number(text)
-    if rate <= 0:
-        raise argparse.ArgumentTypeError(f"must be above 0, or inf, got {text!r}")
-    return rate
 
 
 def _json_object(text: str) -> dict[str, Any]:

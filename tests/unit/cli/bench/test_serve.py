@@ -188,10 +188,7 @@ def test_nothing_came_to_its_end(capsys, serve):
             ["--output-json", "/no/such/folder/x.json"],
             "cannot write --output-json /no/such/folder/x.json: No such file",
         ),
-        (["--model", "m", "--random-input-len", "0"], "random_input_len must be between 1 and"),
-        (["--model", "m", "--random-range-ratio", "1"], "random_range_ratio must be at least 0 and below 1"),
         (["--model", "m", "--vocab-size", "3"], "vocab_size must be between 6 and"),
-        (["--model", "m", "--request-rate", "5", "--burstiness", "0"], "burstiness must be above 0"),
     ],
 )
 def test_what_cannot_be_run(capsys, argv, message):
@@ -207,8 +204,13 @@ def test_what_cannot_be_run(capsys, argv, message):
     ("argv", "message"),
     [
         (["--num-prompts", "0"], "must be a whole number between 1 and"),
-        (["--request-rate", "0"], "must be above 0, or inf, got '0'"),
-        (["--request-rate", "fast"], "must be a number, got 'fast'"),
+        (["--request-rate", "0"], "--request-rate: must be a number above 0 and at most 1000000, or inf, got '0'"),
+        (["--request-rate", "fast"], "must be a number above 0 and at most 1000000, or inf, got 'fast'"),
+        (["--burstiness", "-1"], "--burstiness: must be a number above 0 and at most 1000, got '-1'"),
+        (["--burstiness", "nan"], "--burstiness: must be a number above 0 and at most 1000, got 'nan'"),
+        (["--temperature", "-1"], "--temperature: must be a number of at least 0, got '-1'"),
+        (["--dataset-name", "repeat", "--random-range-ratio", "1"], "must be a number of at least 0 and below 1"),
+        (["--dataset-name", "repeat", "--random-input-len", "0"], "must be a whole number between 1 and"),
         (["--goodput", "itl:3"], "must be like ttft:200,tpot:30,e2el:5000"),
         (["--goodput", "ttft"], "must be like ttft:200"),
         (["--percentile-metrics", "ttft,x"], "must be some of ttft, tpot, itl, e2el"),
