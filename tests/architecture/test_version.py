@@ -47,6 +47,11 @@ def test_the_version_is_the_newest_release(sections: dict[str, str], version: st
     assert version == list(sections)[1]
 
 
+def test_the_sample_of_the_tracing_page_has_the_version(repository: Path, version: str) -> None:
+    page = (repository / "docs" / "tracing.md").read_text(encoding="utf-8")
+    assert re.findall(r", pid \d+, version (\S+)$", page, re.MULTILINE) == [version]
+
+
 def test_every_crate_has_the_version(repository: Path, version: str) -> None:
     manifests = [*repository.glob("crates/*/Cargo.toml"), repository / "benches" / "Cargo.toml"]
     packages = [tomllib.loads(path.read_text(encoding="utf-8"))["package"] for path in manifests]
