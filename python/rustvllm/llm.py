@@ -40,6 +40,7 @@ from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, program
 from rustvllm.outputs import RequestOutput
 from rustvllm.parameter_checks import check_int
 from rustvllm.process.deferred_interrupt import DeferredInterrupt
+from rustvllm.process.one_caller import OneCaller
 from rustvllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from rustvllm.text.transformers_tokenizer import load_transformers_tokenizer
 
@@ -128,6 +129,7 @@ class LLM:
         self.llm_engine = LLMEngine(config, tracer, stat_loggers)
         for line in describe_engine(self.llm_engine.config, self.llm_engine.engine_core.num_blocks):
             logger.info("%s", line)
+        self._caller = OneCaller()
         self._num_requests = 0
         # Until the engine's queue has room for them.
         self._waiting: deque[tuple[str, EngineCoreRequest]] = deque()
@@ -183,7 +185,7 @@ class LLM:
             RequestFailedError: The engine failed on some prompts; its ``outputs`` holds all of them.
             EngineDeadError: The engine was shut down or is broken.
         """
-        self.llm_engine.engine_core.check_alive()
+        self._check_turn()
         check_no_media(mm_processor_kwargs)
         if (prompts is None) == (prompt_token_ids is None):
             raise InvalidRequestError("give either prompts or prompt_token_ids, one of the two", "prompt")
@@ -222,7 +224,7 @@ class LLM:
         """
         if not isinstance(params, BeamSearchParams):
             raise InvalidRequestError(f"params must be a BeamSearchParams, got {type(params).__name__}", "params")
-        self.llm_engine.engine_core.check_alive()
+        self._check_turn()
         requests, outputs = self._check(as_prompts(prompts), params, None), list[RequestOutput]()
         limit = max(1, len(requests)) if concurrency_limit is None else concurrency_limit
         check_int("concurrency_limit", limit, 1)
@@ -263,6 +265,7 @@ class LLM:
             EngineDeadError: The engine was shut down or is broken.
         """
         self.llm_engine.engine_core.check_alive()
+        self._caller.check_thread()
         check_no_media(mm_processor_kwargs)
         checked = as_prompts(prompts)
         if tokenization_kwargs:
@@ -309,7 +312,7 @@ class LLM:
             RequestFailedError: The engine failed on some of them; its ``outputs`` holds all.
             EngineDeadError: The engine was shut down or is broken.
         """
-        self.llm_engine.engine_core.check_alive()
+        self._check_turn()
         if output_type not in (None, RequestOutput):
             raise TypeError(f"output_type must be RequestOutput or None, got {output_type!r}")
         self._finish(sum(output is None for output in self._enqueued.values()), {}, use_tqdm)
@@ -321,14 +324,14 @@ class LLM:
         messages: Messages | Sequence[Messages],
         sampling_params: AnyParams | Sequence[AnyParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations.
@@ -338,6 +341,7 @@ class LLM:
                 of text parts as content.
             sampling_params: As in :meth:`generate`.
             use_tqdm: As in :meth:`generate`.
+            lora_request: As in :meth:`generate`.
             chat_template: Jinja template to use instead of the model's.
             chat_template_content_format: ``string``: the template gets text; ``openai``: a list of parts; ``auto``:
                 such a list if it walks through one.
@@ -345,7 +349,8 @@ class LLM:
             continue_final_message: Let the model go on with the last message; excludes ``add_generation_prompt``.
             tools: Tools for the template to describe.
             chat_template_kwargs: Further variables for the template.
-            lora_request: As in :meth:`generate`.
+            tokenization_kwargs: ``{"add_special_tokens": True}`` has the tokenizer add its own special tokens, which
+                are left to the model's template otherwise.
             mm_processor_kwargs: Must be None or empty: images, audio and video are not supported.
 
         Returns:
@@ -363,6 +368,7 @@ class LLM:
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
+            tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
         return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request)
@@ -377,6 +383,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PromptType]:
         """The prompts that the chat template makes of conversations."""
@@ -386,21 +393,16 @@ class LLM:
         check_no_media(mm_processor_kwargs)
         check_chat_options(
             chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
+            tokenization_kwargs=tokenization_kwargs,
         )
-        tokenizer = self.llm_engine.get_tokenizer()
         variables = chat_template_kwargs or {}
         check_template_variables(variables)
-        if chat_template_content_format not in ("auto", "string", "openai"):
-            raise InvalidRequestError(
-                f"chat_template_content_format must be auto, string or openai, "
-                f"got {chat_template_content_format!r:.80}",
-                "chat_template_content_format",
-            )
-        own_template = chat_template or tokenizer.chat_template
+        own_template = chat_template or self.llm_engine.get_tokenizer().chat_template
         renderer = self._chat_renderer(own_template)
         conversations = [
             conversation_of(conversation, renderer, chat_template_content_format)
@@ -412,15 +414,14 @@ class LLM:
             "tools": tools,
             **variables,
         }
-
-        prompts: list[PromptType] = []
+        # A model's own template writes its special tokens itself; the plain one leaves them to the tokenizer.
+        tokenization = {"add_special_tokens": not own_template, **(tokenization_kwargs or {})}
+        texts: list[PromptType] = []
         for conversation in conversations:
-            text = renderer.render_blocking(renderer.prepare(conversation, options))
-            if not text:
+            texts.append(renderer.render_blocking(renderer.prepare(conversation, options)))
+            if not texts[-1]:
                 raise InvalidRequestError("the chat template renders the messages as an empty prompt", "messages")
-            # A model's own template writes its special tokens itself; the plain one leaves them to the tokenizer.
-            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, not own_template)})
-        return prompts
+        return with_tokenization(texts, tokenization)
 
     def _chat_renderer(self, template: str | None) -> "ChatRenderer":
         """Renders ``template`` (None: the plain one); the last one is kept, with its processes."""
@@ -473,6 +474,7 @@ class LLM:
         Returns:
             Whether all was forgotten: not while blocks are in use.
         """
+        self._caller.check_thread()
         return self.llm_engine.engine_core.scheduler.reset_prefix_cache(preempt_running=reset_running_requests)
 
     def shutdown(self) -> None:
@@ -492,6 +494,10 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.shutdown()
+
+    def _check_turn(self) -> None:
+        self.llm_engine.engine_core.check_alive()
+        self._caller.check()
 
     def _check(
         self,
@@ -548,7 +554,7 @@ class LLM:
         self, num_shown: int, outputs: dict[str, RequestOutput | None], use_tqdm: bool | Callable[..., Any]
     ) -> None:
         """Step until nothing is left to do; last outputs go to where their ids are, ``outputs`` or ``_enqueued``."""
-        with DeferredInterrupt() as interrupt, PromptProgress(num_shown, use_tqdm) as progress:
+        with self._caller.run(), DeferredInterrupt() as interrupt, PromptProgress(num_shown, use_tqdm) as progress:
             try:
                 while self._feed() or self.llm_engine.has_unfinished_requests():
                     for output in self.llm_engine.step():

@@ -107,10 +107,12 @@ def check_no_media(options: Mapping[str, Any] | None) -> None:
 def check_chat_options(
     *,
     chat_template: Any,
+    chat_template_content_format: Any,
     add_generation_prompt: Any,
     continue_final_message: Any,
     tools: Any,
     chat_template_kwargs: Any,
+    tokenization_kwargs: Any,
 ) -> None:
     """Refuse options of ``LLM.chat`` of the wrong type, as the server does: a template would make a prompt of them.
 
@@ -119,14 +121,19 @@ def check_chat_options(
     """
     if not isinstance(chat_template, str | None):
         raise InvalidRequestError(f"chat_template must be text, got {type(chat_template).__name__}", "chat_template")
+    if chat_template_content_format not in ("auto", "string", "openai"):
+        raise InvalidRequestError(
+            f"chat_template_content_format must be auto, string or openai, got {chat_template_content_format!r:.80}",
+            "chat_template_content_format",
+        )
     flags = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise InvalidRequestError(f"{name} must be True or False, got {flag!r:.80}", name)
-    if not isinstance(chat_template_kwargs, Mapping | None):
-        raise InvalidRequestError(
-            f"chat_template_kwargs must be a dict, got {type(chat_template_kwargs).__name__}", "chat_template_kwargs"
-        )
+    dicts = {"chat_template_kwargs": chat_template_kwargs, "tokenization_kwargs": tokenization_kwargs}
+    for name, given in dicts.items():
+        if not isinstance(given, Mapping | None):
+            raise InvalidRequestError(f"{name} must be a dict, got {type(given).__name__}", name)
     if tools is None:
         return
     if isinstance(tools, str) or not isinstance(tools, Sequence):

@@ -103,6 +103,32 @@ def test_tokenization_keywords(tmp_path):
         assert [each.prompt_token_ids for each in outputs] == [plain, plain, output.prompt_token_ids, [5]]
 
 
+def test_chat_takes_its_arguments_in_vllms_order(llm):
+    messages = [{"role": "user", "content": "Hi"}]
+    [output] = llm.chat(messages, GREEDY, False, None, "{{ messages[0].content }}", "string", False)
+    assert output.prompt == "Hi"
+
+
+def test_tokenization_keywords_of_chat(tmp_path):
+    for file in embedded_model_path().glob("tokenizer*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"add_bos_token": True, "bos_token": "<|endoftext|>"}))
+    messages = [{"role": "user", "content": "Hi"}]
+    template = {"chat_template": "{{ messages[0].content }}", "use_tqdm": False}
+    with LLM(tokenizer=str(tmp_path), **SMALL) as llm:
+        plain = llm.llm_engine.get_tokenizer().encode("Hi", add_special_tokens=False)
+        bos = llm.llm_engine.get_tokenizer().bos_token_id
+        for special, expected in ((None, plain), (False, plain), (True, [bos, *plain])):
+            given = None if special is None else {"add_special_tokens": special}
+            [output] = llm.chat(messages, GREEDY, **template, tokenization_kwargs=given)
+            assert (output.prompt, output.prompt_token_ids) == ("Hi", expected)
+        with pytest.raises(InvalidRequestError, match="may hold add_special_tokens, got padding"):
+            llm.chat(messages, GREEDY, **template, tokenization_kwargs={"padding": True})
+        with pytest.raises(InvalidRequestError, match="tokenization_kwargs must be a dict, got str"):
+            llm.chat(messages, GREEDY, **template, tokenization_kwargs="no")
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [

@@ -2,12 +2,20 @@
 
 import os
 import signal
+import threading
 
 import numpy as np
 import pytest
 
 from rustvllm import LLM, BeamSearchParams, SamplingParams
-from rustvllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
+from rustvllm.exceptions import (
+    ConfigError,
+    EngineDeadError,
+    InvalidRequestError,
+    RequestFailedError,
+    SchedulerStateError,
+    WrongThreadError,
+)
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 
@@ -201,6 +209,52 @@ def test_ctrl_c_ends_the_call_and_leaves_the_engine_usable(make, toy_executors):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert texts(llm.generate("a", GREEDY, use_tqdm=False)) == ["bcde"]
     llm.llm_engine.engine_core.core.scheduler.check_invariants()
+
+
+def test_a_call_from_another_thread_is_refused_and_takes_nothing_from_the_one_under_way(make, toy_executors):
+    llm = make(max_num_queued_reqs=8)
+    [executor] = toy_executors
+    calls = {
+        "generate": lambda: llm.generate("m", GREEDY, use_tqdm=False),
+        "beam_search": lambda: llm.beam_search("m", BeamSearchParams(beam_width=2, max_tokens=4)),
+        "enqueue": lambda: llm.enqueue("m", GREEDY),
+        "wait_for_completion": lambda: llm.wait_for_completion(use_tqdm=False),
+        "reset_prefix_cache": llm.reset_prefix_cache,
+    }
+    refused = []
+
+    def call_all():
+        for name, call in calls.items():
+            with pytest.raises(WrongThreadError, match="belongs to the thread 'MainThread'"):
+                call()
+            refused.append(name)
+
+    def in_another_thread():
+        other = threading.Thread(target=call_all)
+        other.start()
+        other.join()
+
+    executor.on_step = lambda step: in_another_thread() if step == 3 else None
+    assert texts(llm.generate(["a"] * 40, GREEDY, use_tqdm=False)) == ["bcde"] * 40
+    llm.enqueue("x", GREEDY)
+    in_another_thread()
+    assert texts(llm.wait_for_completion(use_tqdm=False)) == ["yz{|"]
+    assert refused == [*calls] * 2
+
+
+def test_a_call_out_of_a_call_is_refused_and_may_enqueue(make, toy_executors):
+    llm = make(max_num_queued_reqs=8)
+    [executor] = toy_executors
+
+    def call_again(step):
+        if step == 3:
+            llm.enqueue("m", GREEDY)
+            with pytest.raises(SchedulerStateError, match="a call of this LLM is under way"):
+                llm.generate("x", GREEDY, use_tqdm=False)
+
+    executor.on_step = call_again
+    assert texts(llm.generate(["a"] * 40, GREEDY, use_tqdm=False)) == ["bcde"] * 40
+    assert texts(llm.wait_for_completion(use_tqdm=False)) == ["nopq"]
 
 
 def test_a_failure_keeps_what_others_gave_and_the_engine(make, toy_executors):
