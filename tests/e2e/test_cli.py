@@ -1,11 +1,14 @@
 """The installed command and package as a user meets them: quick, no torch before it is needed, no traceback."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import rustvllm
+from rustvllm.config.hub import embedded_model_path
 
 CLI = [sys.executable, "-m", "rustvllm.cli.main"]
 
@@ -109,10 +112,52 @@ sys.exit(main.main(["serve", "/no/such/folder"]))
     ],
 )
 def test_mistakes_end_with_a_message_and_no_traceback(argv, code, message, tmp_path):
-    import os
-
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = run(*argv, *(["--port", "0"] if argv[:1] == ["serve"] else []), env=env)
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+SHORT = [
+    ["inspect", str(embedded_model_path())],
+    ["collect-env"],
+    ["serve", "--help"],
+    ["bench", "step", "--steps", "1", "--num-running", "1"],
+    ["trace", "Once", "--max-tokens", "1", "--num-gpu-blocks-override", "64"],
+]
+
+
+@pytest.mark.parametrize("argv", SHORT, ids=lambda argv: argv[0])
+def test_the_reader_of_the_output_has_gone(argv):
+    ours, theirs = os.pipe()
+    os.close(ours)
+    try:
+        done = subprocess.run([*CLI, *argv], stdout=theirs, stderr=subprocess.PIPE, timeout=100, check=False)
+    finally:
+        os.close(theirs)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("argv", SHORT, ids=lambda argv: argv[0])
+def test_no_room_for_the_output(argv):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*CLI, *argv], stdout=full, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+    message = f"rustvllm {argv[0]}: error: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, message)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "ascii:surrogateescape", "latin-1"])
+def test_a_terminal_that_lacks_characters_gets_a_question_mark(encoding):
+    argv = ["trace", "日本", "--max-tokens", "1", "--num-gpu-blocks-override", "64"]
+    done = run(*argv, env=os.environ | {"PYTHONIOENCODING": encoding}, encoding="latin-1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "request-1  '??' ???" in done.stdout
+
+
+@pytest.mark.parametrize("argv", [["serve"], ["inspect", "x"], ["run-batch", "-i", "x", "-o", "y"], ["trace", "x"]])
+def test_a_wrong_variable_that_imports_read_is_a_message(argv):
+    done = run(*argv, env=os.environ | {"RUSTVLLM_LOGGING_LEVEL": "loud"})
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"rustvllm {argv[0]}: error: environment variable RUSTVLLM_LOGGING_LEVEL must be")
+    assert len(done.stderr.splitlines()) == 1

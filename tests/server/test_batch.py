@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine, expected_text
@@ -195,8 +196,9 @@ async def test_a_bug_in_one_line_is_its_own(tmp_path):
 def test_journals_that_cannot_be(tmp_path):
     with BatchJournal(tmp_path / "out"), pytest.raises(ConfigError, match="another run"):
         BatchJournal(tmp_path / "out")
-    with pytest.raises(ConfigError, match="not a regular file"):
-        BatchJournal(tmp_path)
+    for folder in (tmp_path, Path(), Path("/")):
+        with pytest.raises(ConfigError, match="not a regular file"):
+            BatchJournal(folder)
     with pytest.raises(ConfigError, match="cannot be written"):
         BatchJournal(tmp_path / "nowhere" / "out")
     (tmp_path / "other.partial").write_text("something else\n")

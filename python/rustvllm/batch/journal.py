@@ -39,11 +39,11 @@ class BatchJournal:
     """
 
     def __init__(self, output: Path, *, resume: bool = False) -> None:
+        if output.exists() and not output.is_file():
+            raise ConfigError(f"the output {output} exists and is not a regular file")
         self.path = output.with_name(output.name + SUFFIX)
         self.earlier: dict[str, Place] = {}
         self._output = output
-        if output.exists() and not output.is_file():
-            raise ConfigError(f"the output {output} exists and is not a regular file")
         try:
             self._file = open(self.path, "ab+", buffering=0, opener=open_private)  # noqa: SIM115 -- closed on exit
         except OSError as exc:

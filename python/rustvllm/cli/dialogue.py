@@ -1,12 +1,12 @@
 """Lines in, streamed answers out: the loop of ``rustvllm chat`` and ``rustvllm complete``."""
 
-import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 
 from rustvllm.cli.api_client import ApiError
 from rustvllm.parameter_checks import is_valid_unicode
+from rustvllm.process.output.standard_streams import discard_output
 
 Answer = Callable[[str], Generator[str]]
 """What was asked → pieces of the answer."""
@@ -72,6 +72,6 @@ def _say(program: str, asked: str, answer: Answer) -> int:
         print(f"{program}: error: {error}", file=sys.stderr)
         return EXIT_FAILURE
     except BrokenPipeError:  # the reader has heard enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return EXIT_FAILURE
     return EXIT_OK

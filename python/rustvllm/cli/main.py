@@ -5,12 +5,13 @@ Nothing slow is imported here, so that ``--help`` and ``--version`` are instant.
 
 import argparse
 import difflib
+import errno
 import sys
 from collections.abc import Sequence
 
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.exceptions import ConfigError
-from rustvllm.process.output.standard_streams import leave, open_missing
+from rustvllm.process.output.standard_streams import discard_output, leave, open_missing, replace_unwritable
 from rustvllm.process.startup_memory import check_address_space
 
 COMMANDS = {
@@ -24,6 +25,7 @@ COMMANDS = {
     "collect-env": "print versions, machine and settings, for a report of a problem",
 }
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def make_parser() -> FlexibleArgumentParser:
@@ -50,7 +52,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 for a failure, 2 for wrong usage.
     """
     open_missing()  # before a socket or a pipe takes one of their numbers
+    replace_unwritable()
     args = list(sys.argv[1:] if argv is None else argv)
+    program = " ".join(["rustvllm", *args[:1]])
+    try:
+        try:
+            return _run(args, may_leave=argv is None)
+        finally:
+            sys.stdout.flush()  # the interpreter would do it later, where nothing catches what it raises
+    except ConfigError as error:  # an environment variable that is read while modules are imported
+        print(f"{program}: error: {error}", file=sys.stderr)
+    except BrokenPipeError:  # the reader of the output has gone
+        discard_output()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        discard_output()
+        print(f"{program}: error: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
+    return EXIT_FAILURE
+
+
+def _run(args: list[str], *, may_leave: bool) -> int:
+    """Run a command; its exit code. With ``may_leave`` a trace that is interrupted ends the process itself."""
     parser = make_parser()
     if not args or args[0] in ("-h", "--help"):
         parser.print_help()
@@ -61,11 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(rustvllm.__version__)
         return EXIT_OK
     command, *rest = args
-    try:
-        check_address_space()
-    except ConfigError as error:
-        print(f"rustvllm {command}: error: {error}", file=sys.stderr)
-        return EXIT_FAILURE
+    check_address_space()
     if command == "serve":
         try:
             from rustvllm.cli.serve import serve
@@ -84,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = trace(rest)
         except KeyboardInterrupt:  # before trace takes care of it: the imports take a moment
             code = EXIT_INTERRUPTED
-        if code == EXIT_INTERRUPTED and argv is None:
+        if code == EXIT_INTERRUPTED and may_leave:
             leave(code)  # the interpreter would take torch apart first, for a second or two
         return code
     if command == "chat":

@@ -113,9 +113,6 @@ def trace(argv: Sequence[str]) -> int:
     except RustVLLMError as error:
         print(redact(f"{PROGRAM}: error: {error}"), file=sys.stderr)
         return EXIT_FAILURE
-    except BrokenPipeError:  # the reader of the page has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILURE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     finally:

@@ -72,6 +72,8 @@ def bench(argv: Sequence[str]) -> int:
             from rustvllm.cli.bench.trace import bench_trace
 
             return bench_trace(rest)
+    except BrokenPipeError:
+        raise  # a ConnectionError, too; not one of a server, but of the reader of the output
     # The core refuses numbers outside their limits with a plain ValueError.
     except (RustVLLMError, ValueError, ConnectionError) as error:
         print(f"rustvllm bench {command}: error: {error}", file=sys.stderr)
