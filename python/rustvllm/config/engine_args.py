@@ -45,6 +45,7 @@ from rustvllm.config import (
 from rustvllm.config.checkpoint.gguf_file import is_gguf
 from rustvllm.config.checkpoint.quantized_folders import check_method, read_quantization
 from rustvllm.config.engine_flags import EngineFlags
+from rustvllm.config.generation_defaults import check_generation_config, check_override
 from rustvllm.config.lora import LoRAConfig, folders_to_merge, make_lora_config
 from rustvllm.config.model_folder import read_model_config, resolve_dtype
 from rustvllm.config.speculation import SpeculationConfig, make_speculation_config
@@ -293,7 +294,8 @@ class EngineArgs(EngineFlags):
         self._create_cuda_graph_config()
         self.create_tracing_config()
         CacheConfig(swap_space=self.swap_space, prefix_caching_hash_algo=self.prefix_caching_hash_algo)
-        _check_generation_config(self.generation_config)
+        check_generation_config(self.generation_config)
+        check_override(self.override_generation_config)
         names: Any = self.served_model_name
         if names is not None and not (
             (isinstance(names, str) and names)
@@ -301,9 +303,6 @@ class EngineArgs(EngineFlags):
         ):
             raise ConfigError(f"served_model_name must be one or several non-empty strings, got {names!r}")
         _processor_names(self.logits_processors)
-        override: Any = self.override_generation_config
-        if override is not None and not isinstance(override, Mapping):
-            raise ConfigError(f"override_generation_config must be a dict, got {override!r}")
         require_choice("model_impl", self.model_impl, MODEL_IMPLS)
         _check_hf_overrides(self.hf_overrides)
         if self.tokenizer is not None and self.skip_tokenizer_init:
@@ -510,22 +509,6 @@ def _check_hf_overrides(overrides: Any) -> None:
         raise ConfigError(f"hf_overrides must hold what JSON can: {error}, got {overrides!r:.200}") from error
     if unnamed := [name for name in overrides if not isinstance(name, str)]:
         raise ConfigError(f"hf_overrides must name values with strings, got {unnamed[0]!r}")
-
-
-def _check_generation_config(source: object) -> None:
-    """Refuse a name that is neither a choice nor a folder or file that is there."""
-    if not isinstance(source, str | Path) or not str(source):
-        raise ConfigError(f"generation_config must be auto, vllm, none, a folder or a file, got {source!r}")
-    if source in ("auto", "vllm", "none"):
-        return
-    try:
-        place = Path(source).expanduser()
-        file = place / "generation_config.json" if place.is_dir() else place
-        is_file = file.is_file()
-    except (OSError, RuntimeError, ValueError):  # too long, or ``~user`` of an unknown user
-        file, is_file = Path(source), False
-    if not is_file:
-        raise ConfigError(f"generation_config names {str(source)!r}, but there is no {file}; or say auto, vllm or none")
 
 
 def resolve_tokenizer(name: str, download_dir: Path | None) -> Path:

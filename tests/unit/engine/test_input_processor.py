@@ -227,10 +227,10 @@ def test_seeds(make):
     assert [given_seed.seed_of(index) for index in (0, 1)] == [2**63 - 1, -(2**63)]
 
 
-def test_defaults_of_the_model(toy_config, caplog):
-    model = toy_config(
-        override_generation_config={"temperature": 0.6, "top_k": 5, "top_p": 7, "max_new_tokens": 3, "do_sample": False}
-    ).model
+def test_defaults_of_the_model(toy_config, tmp_path):
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"temperature": 0.6, "top_k": 5, "top_p": 7, "max_new_tokens": 3, "do_sample": false}')
+    model = toy_config(generation_config=str(file)).model
     params = default_sampling_params(model)
     assert (params.temperature, params.top_k, params.top_p, params.max_tokens) == (0.6, 5, 1.0, 3)
     assert default_sampling_params(model, temperature=0).is_greedy
