@@ -80,17 +80,17 @@ class EngineArgs(EngineFlags):
 
     @classmethod
     def _known(cls, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The keywords that are fields; others must be neutral arguments of features to come."""
+        """The keywords that are fields, without those that are None; others must ask for nothing that is to come."""
         names = cls.argument_names()
         for name, value in kwargs.items():
             if name in names:
                 continue
             if name not in refused_flags.argument_names():
-                near = difflib.get_close_matches(name, sorted([*names, *refused_flags.argument_names()]), n=1)
+                near = difflib.get_close_matches(name, sorted(names), n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"there is no engine argument {name!r}{hint}")
             refused_flags.check_argument(name, value)
-        return {name: value for name, value in kwargs.items() if name in names}
+        return {name: value for name, value in kwargs.items() if name in names and value is not None}
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

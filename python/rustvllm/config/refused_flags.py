@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rustvllm.exceptions import ConfigError
+from rustvllm.redaction import MASK
 
 _MEDIA = "messages hold text alone: images, audio and video are not served"
 _ADAPTERS = "adapters (--enable-lora) take their modules and dtypes from their own files"
@@ -50,7 +51,9 @@ REFUSED_ARGUMENTS: Final[Mapping[str, str]] = {
     "one revision holds for the model and its code": "code_revision=None",
     _ONE_TASK: "runner=auto,generate task=auto,generate",
     "messages hold text alone": "limit_mm_per_prompt=None",
-    "models run as they are written; cudagraph_capture_sizes names the sizes of CUDA graphs": "compilation_config=None",
+    "models run as they are written; cudagraph_capture_sizes names the sizes of CUDA graphs": (
+        "compilation_config=None,0,1,2,3"
+    ),
     "requests are logged with enable_log_requests alone, which the server has": "disable_log_requests=True",
     "the server has it; a script sees its requests itself": "enable_log_requests=False",
     "a model's sliding window is part of it; a lower max_model_len keeps within it": "disable_sliding_window=False",
@@ -204,9 +207,20 @@ def rows(table: Mapping[str, str]) -> Iterator[tuple[list[str], frozenset[str], 
 _ARGUMENTS: Final = {name: (neutral, reason) for [name], neutral, reason in rows(REFUSED_ARGUMENTS)}
 
 
+def _keywords(table: Mapping[str, str]) -> Iterator[tuple[str, tuple[frozenset[str], str]]]:
+    """The flags of a table as arguments of Python, where a switch that is off is False."""
+    for [name, *_], neutral, reason in rows(table):
+        if name.startswith("--") and not name.startswith("--no-"):
+            yield name.removeprefix("--").replace("-", "_"), (neutral | {"False"}, reason)
+
+
+_KEYWORDS: Final = {**dict(_keywords(REFUSED)), **_ARGUMENTS}
+_IGNORED_KEYWORDS: Final = dict(_keywords(WITHOUT_EFFECT)).keys()
+
+
 def argument_names() -> Iterable[str]:
-    """Engine arguments of features to come."""
-    return _ARGUMENTS.keys()
+    """Engine arguments of vLLM that are not fields of ours."""
+    return _KEYWORDS.keys() | _IGNORED_KEYWORDS
 
 
 def check_argument(name: str, value: Any) -> None:
@@ -215,16 +229,29 @@ def check_argument(name: str, value: Any) -> None:
     Raises:
         ConfigError: Names argument and value.
     """
-    neutral, reason = _ARGUMENTS[name]
-    if not any(type(value) is type(choice) and value == choice for choice in map(_value_of, neutral)):
-        raise ConfigError(f"{name}={value!r} is not supported yet: {reason}")
+    if name in _IGNORED_KEYWORDS or value is None:
+        return
+    neutral, reason = _KEYWORDS[name]
+    is_choice = any(type(value) is type(choice) and value == choice for choice in map(_value_of, neutral))
+    if not is_choice and not _turns_all_off(value):
+        raise ConfigError(f"{name}={_shown(name, repr(value))} is not supported yet: {reason}")
+
+
+def _turns_all_off(value: Any) -> bool:
+    """True of settings such as ``{"image": 0}`` and ``{"backend": "auto"}``, each of which asks for nothing."""
+    return isinstance(value, Mapping) and all(each in (None, 0, "auto") for each in value.values())
 
 
 def _value_of(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except ValueError:  # a word
+    except (ValueError, SyntaxError):  # a word, or none
         return text
+
+
+def _shown(name: str, value: str) -> str:
+    """A value for a message; a token of the hub is a secret."""
+    return MASK if name.endswith("token") else value
 
 
 def flag_names(argument: str) -> list[str]:
@@ -306,7 +333,8 @@ class _Refused(_FromTable):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        given = [str(value) for value in values]
-        if not self.neutral.issuperset(given or ["True"]):  # a bare flag is a switch
-            shown = " ".join([str(option_string), *given])[:120]
+        given, flag = [str(value) for value in values], str(option_string)
+        is_off = len(given) == 1 and _turns_all_off(_value_of(given[0]))
+        if not is_off and not self.neutral.issuperset(given or ["True"]):  # a bare flag is a switch
+            shown = " ".join([flag, *(_shown(flag, value) for value in given)])[:120]
             parser.error(f"{shown} is not supported yet: {self.reason}")

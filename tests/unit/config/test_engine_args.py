@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -155,7 +156,7 @@ def test_wrong_arguments(model, changes, message):
         ({"queue_timeout": -0.5}, "queue_timeout must be at least 0 and less than"),
         ({"watermark": 1}, "watermark must be at least 0 and less than 1, got 1"),
         ({"preemption_mode": "drop"}, "preemption_mode must be one of recompute, swap, got 'drop'"),
-        ({"preemption_mode": None}, "preemption_mode must be one of recompute, swap, got None"),
+        ({"preemption_mode": 5}, "preemption_mode must be one of recompute, swap, got 5"),
         ({"preemption_immunity_steps": -1}, "preemption_immunity_steps must be at least 0, got -1"),
         ({"max_look_past": -1}, "max_look_past must be at least 0, got -1"),
         ({"max_times_passed": "8"}, "max_times_passed must be an integer"),
@@ -210,6 +211,30 @@ def test_later_features_are_refused_by_name_unless_they_ask_for_nothing():
         EngineArgs.from_kwargs(stream_interval=2)
     with pytest.raises(ConfigError, match="stream_interval=True"):
         EngineArgs.from_kwargs(stream_interval=True)
+
+
+def test_every_engine_argument_of_vllm_is_known_to_python_too():
+    switched_off = {
+        "disable_custom_all_reduce": True, "skip_mm_profiling": True, "hf_token": None, "enable_sleep_mode": False,
+        "pooler_config": None, "config_format": "auto", "allowed_local_media_path": "", "mm_processor_kwargs": {},
+        "limit_mm_per_prompt": {"image": 0, "video": 0}, "structured_outputs_config": {"backend": "auto"},
+        "compilation_config": 3,
+    }  # fmt: skip
+    assert EngineArgs(**switched_off) == EngineArgs()
+    for name, value in {
+        "enable_sleep_mode": True,
+        "limit_mm_per_prompt": {"image": 1},
+        "structured_outputs_config": {"backend": "guidance"},
+        "max_num_scheduled_tokens": 64,
+    }.items():
+        with pytest.raises(ConfigError, match=f"^{name}={re.escape(repr(value))} is not supported yet: "):
+            EngineArgs(**{name: value})
+    with pytest.raises(ConfigError, match=r"^hf_token=\*\*\* is not supported yet: the token of the hub is taken from"):
+        EngineArgs(hf_token="hf_secret")
+
+
+def test_none_is_the_default_of_any_argument():
+    assert EngineArgs(**{field.name: None for field in dataclasses.fields(EngineArgs)}) == EngineArgs()
 
 
 def test_no_argument_is_both_known_and_to_come():
