@@ -211,6 +211,28 @@ def test_ctrl_c_ends_the_call_and_leaves_the_engine_usable(make, toy_executors):
     llm.llm_engine.engine_core.core.scheduler.check_invariants()
 
 
+def test_a_handler_that_raises_ends_the_call_with_its_own_error(make, toy_executors):
+    def out_of_time(*_):
+        raise TimeoutError("the time is up")
+
+    llm = make()
+    [executor] = toy_executors
+    before = signal.signal(signal.SIGALRM, out_of_time)
+    try:
+        executor.on_step = lambda step: os.kill(os.getpid(), signal.SIGALRM) if step == 3 else None
+        with pytest.raises(TimeoutError, match="the time is up"):
+            llm.generate(["a"] * 20, GREEDY.clone(max_tokens=50), use_tqdm=False)
+        assert len(executor.steps) <= 4
+        assert not llm.llm_engine.has_unfinished_requests()
+        executor.on_step = lambda step: signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        assert texts(llm.generate("a", GREEDY, use_tqdm=False)) == ["bcde"]
+        assert signal.getsignal(signal.SIGALRM) is signal.SIG_IGN, "the program's own change stays"
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    llm.llm_engine.engine_core.core.scheduler.check_invariants()
+
+
 def test_a_call_from_another_thread_is_refused_and_takes_nothing_from_the_one_under_way(make, toy_executors):
     llm = make(max_num_queued_reqs=8)
     [executor] = toy_executors
