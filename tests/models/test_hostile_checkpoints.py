@@ -20,8 +20,9 @@ from test_quantized import AWQ, GPTQ, compressed, write
 from quantized_files import awq, gptq, packed
 from rustvllm.cli import inspect as inspect_command
 from rustvllm.config.checkpoint.quantized_folders import read_quantization
+from rustvllm.config.hub import embedded_model_path
 from rustvllm.config.model_folder import read_model_config
-from rustvllm.exceptions import RustVLLMError
+from rustvllm.exceptions import ModelLoadError, RustVLLMError
 from rustvllm.model_loader.checkpoint import read_headers
 from rustvllm.model_loader.gguf_tensors import read_gguf_headers
 from rustvllm.model_loader.quantized_tensors import join_quantized
@@ -112,6 +113,23 @@ def read_file(path):
 def no_timing(monkeypatch):
     """What is read is not timed."""
     monkeypatch.setattr(inspect_command, "best_token_seconds", lambda *_: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("model.safetensors", read_headers),
+        ("model.safetensors", lambda folder: inspect_command.describe(str(folder))),
+        ("tokenizer.json", Tokenizer.from_folder),
+        ("model.gguf", lambda folder: read_model_config(folder / "model.gguf", model="m")),
+    ],
+)
+def test_a_pointer_of_git_lfs_is_named(name, read, tmp_path):
+    shutil.copytree(embedded_model_path(), tmp_path / "model")
+    file = tmp_path / "model" / name
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 4321\n")
+    with pytest.raises(ModelLoadError, match=rf"{name}.*is a pointer of git-lfs .*: run `git lfs pull` in its folder$"):
+        read(file.parent)
 
 
 @pytest.mark.parametrize("form", FORMATS)

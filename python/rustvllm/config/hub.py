@@ -163,7 +163,11 @@ def _model_in(folder: Path) -> Path:
     if has_gguf and not (has_config and any(folder.glob("*.safetensors"))):
         return folder.absolute() / gguf_names.choose_file(_names_in(folder), None, str(folder))
     if not has_config:
-        raise ModelNotFoundError(f"the folder {folder} has no config.json and no GGUF file, so it holds no model")
+        is_adapter = (folder / "adapter_config.json").is_file()
+        advice = "; it is an adapter: serve its base model with --enable-lora (docs/lora.md)" if is_adapter else ""
+        raise ModelNotFoundError(
+            f"the folder {folder} has no config.json and no GGUF file, so it holds no model{advice}"
+        )
     return folder.absolute()
 
 

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from rustvllm.config.checkpoint.gguf_file import FLOAT_TYPES, SERVED_TYPES
+from rustvllm.config.checkpoint.lfs_pointer import what_to_do
 from rustvllm.exceptions import ModelLoadError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -139,8 +140,8 @@ def _read_header(file: Path) -> list[StoredTensor]:
         return [_stored_tensor(file, name, about, begin) for name, about in header.items() if name != "__metadata__"]
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(
-            f"{file}: not a whole safetensors file ({file.stat().st_size if file.is_file() else 0} bytes): {error}; "
-            "it is truncated or damaged, fetch it again"
+            f"{file}: not a whole safetensors file ({file.stat().st_size if file.is_file() else 0} bytes): {error}"
+            + what_to_do(file, "; it is truncated or damaged, fetch it again")
         ) from error
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rustvllm import envs
+from rustvllm.config.checkpoint.lfs_pointer import what_to_do
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.logger import init_logger
 
@@ -55,7 +56,7 @@ def load_tokenizer_json(folder: Path, read: Callable[[Path], T]) -> T:
         try:
             return read(path)
         except Exception as error:
-            raise ModelLoadError(f"cannot read the tokenizer {path}: {error}") from error
+            raise ModelLoadError(f"cannot read the tokenizer {path}: {error}{what_to_do(path)}") from error
     files = [folder / name for name in _VOCABULARIES if (folder / name).is_file()]
     if not files:
         raise ModelLoadError(

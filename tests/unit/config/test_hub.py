@@ -380,6 +380,9 @@ def test_names_that_cannot_be(name):
 def test_folders(tmp_path):
     with pytest.raises(ModelNotFoundError, match=r"has no config\.json"):
         hub.resolve_model(str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelNotFoundError, match="it is an adapter: serve its base model with --enable-lora"):
+        hub.resolve_model(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     assert hub.resolve_model(str(tmp_path)).path == tmp_path
     with pytest.raises(ModelNotFoundError, match="is a file"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rustvllm.config.checkpoint.gguf_file import WHOLE_TYPES, GgufFile, is_gguf
+from rustvllm.config.checkpoint.lfs_pointer import what_to_do
 from rustvllm.config.checkpoint.quantized_folders import StoredQuantization
 from rustvllm.config.checkpoint.whole_forms import SCALE_KINDS, NumberForm, common_form
 from rustvllm.exceptions import ModelLoadError
@@ -208,5 +209,5 @@ def _header(file: Path) -> dict[str, Any]:
             if not isinstance(header, dict):
                 raise ValueError("its header is not a JSON object")
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{file}: not a whole safetensors file: {error}") from error
+        raise ModelLoadError(f"{file}: not a whole safetensors file: {error}{what_to_do(file)}") from error
     return header

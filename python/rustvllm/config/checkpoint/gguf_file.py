@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rustvllm import _core
+from rustvllm.config.checkpoint.lfs_pointer import what_to_do
 from rustvllm.config.checkpoint.whole_forms import NumberForm
 from rustvllm.exceptions import ModelLoadError
 
@@ -53,7 +54,7 @@ class GgufFile:
         try:
             self.header = _core.GgufFile(path)
         except (OSError, ValueError) as error:
-            raise ModelLoadError(str(error)) from error
+            raise ModelLoadError(f"{error}{what_to_do(path)}") from error
         self.path = path
         kind = self.text("general.type", "model")
         if kind != "model":
