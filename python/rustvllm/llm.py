@@ -532,7 +532,7 @@ class LLM:
         adapters = one_for_each(given, len(requests))
         numbers = self.llm_engine.load_adapters(adapters)
         return [
-            dataclasses.replace(request, adapter=number, adapter_name=None if adapter is None else adapter.lora_name)
+            dataclasses.replace(request, adapter=number, lora_request=adapter)
             for request, number, adapter in zip(requests, numbers, adapters, strict=True)
         ]
 

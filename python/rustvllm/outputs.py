@@ -15,6 +15,19 @@ class PromptIds(Protocol):
     def __iter__(self) -> Iterator[int]: ...
 
 
+class AskedAdapter(Protocol):
+    """What a caller names an adapter with: a :class:`~rustvllm.lora.request.LoRARequest`."""
+
+    @property
+    def lora_name(self) -> str: ...
+
+    @property
+    def lora_int_id(self) -> int: ...
+
+    @property
+    def lora_path(self) -> str: ...
+
+
 @dataclass(slots=True)
 class RequestMetrics:
     """Times of one request, in seconds of ``time.monotonic``; None while unknown.
@@ -98,6 +111,7 @@ class RequestOutput:
             news, and only with ``SamplingParams.prompt_progress``.
         prompt_progress_time: When that was so, in seconds of ``time.monotonic``.
         error: Why the request failed, when a sample ended with ``error``.
+        lora_request: The adapter that it asked for; None: the model alone.
     """
 
     request_id: str
@@ -114,6 +128,7 @@ class RequestOutput:
     num_computed_prompt_tokens: int | None = None
     prompt_progress_time: float | None = None
     error: str | None = field(default=None)
+    lora_request: AskedAdapter | None = None
 
     @property
     def prompt_token_ids(self) -> list[int]:

@@ -52,6 +52,8 @@ def token_prompts(lists):
 def run(llm, adapters=None, params=GREEDY, lists=PROMPTS):
     """The samples of the prompts, each with its adapter."""
     outputs = llm.generate(token_prompts(lists), params, use_tqdm=False, lora_request=adapters)
+    asked = adapters if isinstance(adapters, list) else [adapters] * len(outputs)
+    assert [output.lora_request for output in outputs] == list(asked)
     return [output.outputs[0] for output in outputs]
 
 
@@ -355,6 +357,7 @@ def test_adapters_come_and_go(world):
         assert len(store) == 2
         finished = [output for _ in range(LENGTH + 2) for output in engine.step() if output.finished]
         assert finished[0].outputs[0].token_ids == expected[0][0]
+        assert finished[0].lora_request == requests[0]
         assert engine.add_lora(requests[2])
         assert len(store) == 2
         assert engine.list_loras() == {2, 3}
@@ -369,6 +372,7 @@ def test_an_engine_that_runs_by_itself(world, multiprocess):
     async def tokens(engine, adapter, index, name):
         async for output in engine.generate({"prompt_token_ids": PROMPTS[index]}, GREEDY, name, lora_request=adapter):
             last = output
+        assert last.lora_request == adapter
         return last.outputs[0].token_ids
 
     async def everything():

@@ -241,7 +241,7 @@ class AsyncLLM(AdapterMethods):
         self._attach()
         if lora_request is not None:
             number = self._adapters.number_of(lora_request)
-            request = replace(request, adapter=number, adapter_name=lora_request.lora_name)
+            request = replace(request, adapter=number, lora_request=lora_request)
         try:
             if request.params.num_samples > SAMPLES_AT_ONCE:
                 state = await self._add_in_turns(request_id, request, sink, trace_headers)

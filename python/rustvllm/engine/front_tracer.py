@@ -82,7 +82,7 @@ class FrontTracer:
                     "n": params.n,
                     "temperature": params.temperature,
                 }
-                | ({} if request.adapter_name is None else {"adapter": request.adapter_name}),
+                | ({} if request.lora_request is None else {"adapter": request.lora_request.lora_name}),
             )
         )
 

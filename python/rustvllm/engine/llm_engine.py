@@ -161,7 +161,7 @@ class LLMEngine:
             prompt = self.input_processor.process(prompt, params, priority, tenant=tenant)
         if lora_request is not None:
             number = self.load_adapters([lora_request])[0]
-            prompt = replace(prompt, adapter=number, adapter_name=lora_request.lora_name)
+            prompt = replace(prompt, adapter=number, lora_request=lora_request)
         self._requests.add(request_id, prompt)
 
     def add_lora(self, lora_request: LoRARequest) -> bool:

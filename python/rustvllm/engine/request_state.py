@@ -19,6 +19,7 @@ from rustvllm.exceptions import (
     RustVLLMError,
 )
 from rustvllm.logprobs import Logprob, PromptLogprobs
+from rustvllm.lora.request import LoRARequest
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestMetrics, RequestOutput
 from rustvllm.sampling_params import RequestOutputKind
 
@@ -146,6 +147,7 @@ class RequestState:
         prompt_logprobs: PromptLogprobs | None = None,
         prompt_progress: bool = False,
         adapter: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         """Start with nothing generated.
 
@@ -163,6 +165,7 @@ class RequestState:
             prompt_logprobs: Takes those of the prompt; None if the request asks for none.
             prompt_progress: How far the prompt is, is news.
             adapter: Number of the adapter that it needs.
+            lora_request: That adapter, as the caller asked for it.
         """
         self.request_id = request_id
         self.prompt = prompt
@@ -180,6 +183,7 @@ class RequestState:
         self.error: str | None = None
         self.sink = sink
         self.adapter = adapter
+        self._lora_request = lora_request
         self._choice = choice
         self._prompt_logprobs = prompt_logprobs
         self._unread: list[_core.RequestDelta] = []  # their log-probabilities of the prompt
@@ -379,6 +383,7 @@ class RequestState:
             num_computed_prompt_tokens=None if progress is None else progress[0],
             prompt_progress_time=None if progress is None else progress[1],
             error=self.error,
+            lora_request=self._lora_request,
         )
 
 

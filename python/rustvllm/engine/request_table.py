@@ -132,6 +132,7 @@ class RequestTable:
             prompt_logprobs=self._prompt_logprobs(request),
             prompt_progress=params.prompt_progress,
             adapter=request.adapter,
+            lora_request=request.lora_request,
         )
         self._by_id[request_id] = state
         if self._tracer is self._debug_tracer and is_debugging() is (self._tracer is None):  # the level has changed

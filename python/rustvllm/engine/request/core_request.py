@@ -7,6 +7,7 @@ from typing import Any, Final, NoReturn
 
 from rustvllm import _core
 from rustvllm.logger import init_logger
+from rustvllm.lora.request import LoRARequest
 from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams
 from rustvllm.sampling_table import FILTERS, SAMPLING_LISTS
 from rustvllm.tenant import Tenant
@@ -116,7 +117,8 @@ class EngineCoreRequest:
         tenant: Whose share of the engine it is charged to, with the fair policy; None: the bucket of all without.
         cache_salt: Keeps this prompt's cached blocks apart from those of other salts.
         prediction: What the answer is expected to be; None if nothing is, or if no drafts are made.
-        adapter, adapter_name: Number and name of the adapter whose weights are added; 0 and None without.
+        adapter, lora_request: The adapter whose weights are added, by its number and as it was asked for; 0 and None
+            without.
         sampling_extras: Parameters that are lists; None without.
         grammar: What the output must be; None: anything.
         stop: Stop strings, which all samples look for; None without.
@@ -140,7 +142,7 @@ class EngineCoreRequest:
     tenant: Tenant | None = None
     prediction: _core.TokenIds | None = None
     adapter: int = 0
-    adapter_name: str | None = None
+    lora_request: LoRARequest | None = None
     sampling_extras: _core.SamplingExtras | None = None
     grammar: _core.GrammarSpec | None = None
     stop: _core.StopStrings | None = None
