@@ -9,7 +9,9 @@
 
 mod flat;
 pub(crate) mod greedy;
+mod penalties;
 
+pub use self::penalties::{RowPenalties, penalize};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::instructions;
 use crate::{simd::Simd, threads::Threads};

@@ -49,6 +49,7 @@ from rustvllm._core._sampling import SamplingExtras as SamplingExtras
 from rustvllm._core._sampling import draw_kernel as draw_kernel
 from rustvllm._core._sampling import draw_token_ids as draw_token_ids
 from rustvllm._core._sampling import mask_logits as mask_logits
+from rustvllm._core._sampling import penalize_logits as penalize_logits
 from rustvllm._core._step_channel import FollowedStep as FollowedStep
 from rustvllm._core._step_channel import NodeLink as NodeLink
 from rustvllm._core._step_channel import RankMeeting as RankMeeting
@@ -120,6 +121,7 @@ __all__ = [
     "grammar_as_lark",
     "layer_norm",
     "mask_logits",
+    "penalize_logits",
     "reasoning_formats",
     "reasoning_markers",
     "rms_norm",

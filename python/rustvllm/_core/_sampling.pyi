@@ -75,5 +75,23 @@ def mask_logits(
     ``draw_token_ids`` does.
     """
 
+def penalize_logits(
+    threads: CpuThreads,
+    logits: npt.NDArray[np.float32],
+    rows: npt.NDArray[np.int64],
+    slots: npt.NDArray[np.int64],
+    presence: npt.NDArray[np.float32],
+    frequency: npt.NDArray[np.float32],
+    repetition: npt.NDArray[np.float32],
+    output_counts: npt.NDArray[np.int32],
+    prompt_mask: npt.NDArray[np.uint8],
+) -> None:
+    """Penalize ``rows`` of ``logits`` in place; see ``rustvllm.sample.penalties.apply_penalties``.
+
+    ``slots`` and the three penalties are ``[len(rows)]``; ``output_counts`` and ``prompt_mask`` are ``[capacity,
+    vocab_size]``, and a row's slot is its place in them. Raises as ``draw_token_ids`` does, and ``ValueError`` for a
+    slot that is not there.
+    """
+
 def draw_kernel() -> Literal["avx512", "avx2", "portable"]:
     """What draws on this machine."""

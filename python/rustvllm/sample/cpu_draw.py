@@ -1,12 +1,13 @@
-"""Drawing on the CPU by the core: masks, temperature, filters and the draw, in a few passes and without a sort."""
+"""Drawing on the CPU by the core: masks, penalties, temperature, filters and the draw, in few passes, none a sort."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rustvllm import _core
-from rustvllm.sample.metadata import SamplingMetadata
+from rustvllm.sample.metadata import Penalties, SamplingMetadata
 from rustvllm.sample.random import counter_uniform
 
 
@@ -23,6 +24,20 @@ class CpuDraw:
     def mask(self, logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
         """As ``apply_bitmask``, of float32 and contiguous logits; no row twice."""
         _core.mask_logits(self._threads, logits.numpy(), rows.numpy(), bitmask.numpy())
+
+    def penalize(self, logits: Tensor, penalties: Penalties) -> None:
+        """As ``apply_penalties``, of float32 and contiguous logits; no row twice."""
+        _core.penalize_logits(
+            self._threads,
+            logits.numpy(),
+            penalties.rows.numpy(),
+            penalties.slots.numpy(),
+            penalties.presence.numpy(),
+            penalties.frequency.numpy(),
+            penalties.repetition.numpy(),
+            penalties.output_counts.numpy(),
+            penalties.prompt_mask.numpy().view(np.uint8),
+        )
 
     def draw(self, logits: Tensor, rows: Tensor, temperature: Tensor, metadata: SamplingMetadata) -> Tensor:
         """An id for each of some rows.

@@ -84,7 +84,8 @@ def raw_logits(logits: Tensor, metadata: LogprobsMetadata) -> Tensor:
 
 def raw_logprobs(logits: Tensor, metadata: LogprobsMetadata) -> Tensor:
     """Log-softmax of the asking rows, float32 ``[m, vocab_size]``; taken before the sampler changes the logits."""
-    return logits.index_select(0, metadata.rows).log_softmax(dim=-1, dtype=torch.float32)
+    asking = logits if metadata.host_rows.size == logits.shape[0] else logits.index_select(0, metadata.rows)
+    return asking.log_softmax(dim=-1, dtype=torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,23 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
         values: float32 ``[m, n]``.
         count: How many, at most ``n``.
     """
-    bits = values.contiguous().view(torch.int32)
+    if values.device.type != "cpu":  # where a look at what was found would wait for the device
+        return _largest_of_pairs(values, count)
+    found, ids = values.topk(min(count + 1, values.shape[-1]), dim=-1)
+    is_cut = torch.zeros(len(values), dtype=torch.bool)
+    if 0 < count < found.shape[1]:
+        is_cut = found[:, count - 1] == found[:, count]
+    ids, order = ids[:, :count].sort(dim=-1)
+    found, order = found[:, :count].gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    ids = ids.gather(-1, order)
+    if is_cut.any():  # there are more that equal the last one
+        found[is_cut], ids[is_cut] = _largest_of_pairs(values[is_cut], count)
+    return found, ids
+
+
+def _largest_of_pairs(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """As ``largest``, from numbers that a value and its place are together."""
+    bits = (values + 0.0).view(torch.int32)  # of both zeros those of one
     ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(torch.int64)  # as the numbers are
     places = torch.arange(values.shape[-1], device=values.device)
     ids = ordered.mul_(2**32).sub_(places).topk(count, dim=-1).indices

@@ -20,7 +20,7 @@ from torch import Tensor
 from rustvllm.layers.fused import runs_fused
 from rustvllm.sample.cpu_draw import CpuDraw
 from rustvllm.sample.grammar import apply_bitmask
-from rustvllm.sample.metadata import SamplingMetadata
+from rustvllm.sample.metadata import Penalties, SamplingMetadata
 from rustvllm.sample.penalties import apply_penalties
 from rustvllm.sample.random import counter_uniform
 from rustvllm.sample.token_rules import add_bias, ban_tokens
@@ -46,7 +46,7 @@ class Sampler:
     """Stateless; see the module.
 
     Args:
-        cpu_draw: Masks and draws on the CPU; None: torch does.
+        cpu_draw: Masks, penalizes and draws on the CPU; None: torch does.
     """
 
     def __init__(self, cpu_draw: CpuDraw | None = None) -> None:
@@ -58,6 +58,12 @@ class Sampler:
             self._cpu_draw.mask(logits, bitmask, rows)
         else:
             apply_bitmask(logits, bitmask, rows)
+
+    def _penalize(self, logits: Tensor, penalties: Penalties) -> None:
+        if self._cpu_draw is not None and logits.is_contiguous():
+            self._cpu_draw.penalize(logits, penalties)
+        else:
+            apply_penalties(logits, penalties)
 
     def sample(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         """Draw one id per row.
@@ -80,7 +86,7 @@ class Sampler:
         if metadata.rules is not None:
             add_bias(logits, metadata.rules)
         if metadata.penalties is not None:
-            apply_penalties(logits, metadata.penalties)
+            self._penalize(logits, metadata.penalties)
         if metadata.processors is not None:
             logits = metadata.processors.apply_before(logits)
         if metadata.processed is not None:

@@ -1,5 +1,7 @@
 """Drawing by the core: the same ids as the float64 reference, and as torch; wrong arrays are refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import reference
@@ -10,6 +12,8 @@ from test_sampler import ROWS, expected_token, metadata
 
 from rustvllm import _core
 from rustvllm.sample.cpu_draw import CpuDraw
+from rustvllm.sample.metadata import Penalties
+from rustvllm.sample.penalties import apply_penalties
 from rustvllm.sample.sampler import NO_TOKEN, NOTHING_LEFT, Sampler
 
 THREADS = _core.CpuThreads(2)
@@ -96,3 +100,61 @@ def test_wrong_arrays_are_refused():
     read_only.flags.writeable = False
     with pytest.raises(ValueError, match="writable"):
         draw(read_only)
+
+
+def penalties_of(num_rows, vocab_size, seed):
+    """Penalties of every row but the first, whose counts lie anywhere among some more; and logits of all kinds."""
+    rng = np.random.default_rng(seed)
+    num_slots = num_rows + 2
+    held = rng.random((num_slots, vocab_size)) < 0.1
+    counts = np.where(held, rng.integers(1, 5, held.shape), 0).astype(np.int32)
+    counts[:, vocab_size // 3 : vocab_size // 2] = 0
+    rows = rng.permutation(np.arange(1, num_rows))
+    logits = torch.from_numpy(rng.standard_normal((num_rows, vocab_size)).astype(np.float32) * 4)
+    logits[:, ::7] = -torch.inf
+    logits[0, 0] = logits[-1, -1] = torch.nan
+    number = lambda low, high: torch.from_numpy(rng.uniform(low, high, len(rows)).astype(np.float32))  # noqa: E731
+    return logits, Penalties(
+        rows=torch.from_numpy(rows),
+        slots=torch.from_numpy(rng.permutation(num_slots)[: len(rows)]),
+        presence=number(-2, 2),
+        frequency=number(-2, 2),
+        repetition=number(0.1, 3),
+        output_counts=torch.from_numpy(counts),
+        prompt_mask=torch.from_numpy(rng.random(held.shape) < 0.05),
+    )
+
+
+@pytest.mark.parametrize("vocab_size", [1, 63, 64, 1000, 40_000])
+def test_penalties_are_those_of_torch_bit_for_bit(vocab_size):
+    logits, penalties = penalties_of(5, vocab_size, seed=vocab_size)
+    found, expected = logits.clone(), logits.clone()
+    CpuDraw(THREADS).penalize(found, penalties)
+    apply_penalties(expected, penalties)
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    assert vocab_size == 1 or not torch.equal(found[1:-1], logits[1:-1])
+
+
+def test_wrong_penalties_are_refused_by_the_core():
+    logits, penalties = penalties_of(3, 40, seed=0)
+
+    def penalize(**changed):
+        CpuDraw(THREADS).penalize(logits, replace(penalties, **changed))
+
+    penalize()
+    for slots in ([5, 0], [-1, 0]):
+        with pytest.raises(ValueError, match=f"slot {slots[0]} is not in 0 to 5"):
+            penalize(slots=torch.tensor(slots))
+    with pytest.raises(ValueError, match="row 1 is given twice"):
+        penalize(rows=torch.tensor([1, 1]))
+    with pytest.raises(ValueError, match=r"presence must have the shape \[2\]"):
+        penalize(presence=torch.zeros(3))
+    with pytest.raises(TypeError, match="frequency has another dtype"):
+        penalize(frequency=torch.zeros(2, dtype=torch.float64))
+    for table in ("output_counts", "prompt_mask"):
+        whole = getattr(penalties, table)
+        for wrong in (whole[:, 1:].contiguous(), whole.repeat(1, 2)[:, ::2], whole[0]):
+            with pytest.raises(ValueError, match=rf"{table} must be C-contiguous and have the shape \[capacity, 40\]"):
+                penalize(**{table: wrong})
+    with pytest.raises(TypeError, match="output_counts has another dtype"):
+        penalize(output_counts=penalties.output_counts.long())

@@ -97,11 +97,14 @@ def test_processed_ones_are_what_is_drawn_from():
     assert torch.equal(raw_logits(logits, wanted), logits[[0, 1, 3]])
 
 
-def test_of_equal_candidates_the_first_ids_are_taken_however_many_are_asked_for():
+@pytest.mark.parametrize("steps", [4, 1 << 20])  # of many steps hardly any two numbers are equal
+def test_of_equal_candidates_the_first_ids_are_taken_however_many_are_asked_for(steps):
     random = np.random.default_rng(5)
-    values = torch.from_numpy(random.integers(-4, 3, (40, 300)).astype(np.float32) / 4 - 1)
+    values = torch.from_numpy(random.integers(-steps, steps - 1, (40, 300)).astype(np.float32) / steps - 1)
     values[3, :7] = -torch.inf
-    for count in (1, 3, 5, 20, 300):
+    values[4, 10:20] = values[5, 290:] = 1.0
+    values[6, ::2], values[6, 1::2] = 0.0, -0.0
+    for count in (0, 1, 3, 5, 20, 299, 300):
         found, ids = largest(values, count)
         for row, of_row in enumerate(values.tolist()):
             expected = sorted(range(300), key=lambda place, of_row=of_row: (-of_row[place], place))[:count]

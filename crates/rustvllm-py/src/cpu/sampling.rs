@@ -1,6 +1,6 @@
 //! Drawing ids on the CPU for Python: arrays in, checked, and the kernel called on their memory in place.
 
-use ::cpu_kernels::sampling::{Passes, RowOptions, draw, mask};
+use ::cpu_kernels::sampling::{Passes, RowOptions, RowPenalties, draw, mask, penalize};
 use ::scheduler::{
     SamplingParams,
     sampling_params::{FLOAT_NAMES, INT_NAMES, NumberMut},
@@ -20,6 +20,7 @@ const MIN_LOGITS_TO_DETACH: usize = 1 << 14;
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(draw_token_ids, module)?)?;
     module.add_function(wrap_pyfunction!(mask_logits, module)?)?;
+    module.add_function(wrap_pyfunction!(penalize_logits, module)?)?;
     module.add_function(wrap_pyfunction!(draw_kernel, module)?)
 }
 
@@ -85,6 +86,86 @@ fn mask_logits(
     let values = unsafe { elements(&logits) };
     detached(py, rows.len() * vocab_size, || mask(values, vocab_size, &rows, &masks, &threads.threads));
     Ok(())
+}
+
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "the columns of a batch's penalties")]
+fn penalize_logits(
+    py: Python<'_>,
+    threads: &CpuThreads,
+    logits: &Bound<'_, PyAny>,
+    rows: &Bound<'_, PyAny>,
+    slots: &Bound<'_, PyAny>,
+    presence: &Bound<'_, PyAny>,
+    frequency: &Bound<'_, PyAny>,
+    repetition: &Bound<'_, PyAny>,
+    output_counts: &Bound<'_, PyAny>,
+    prompt_mask: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let logits = writable_logits(logits)?;
+    let (num_rows, vocab_size) = (logits.shape()[0], logits.shape()[1]);
+    let rows = checked_rows(column(py, "rows", rows, None)?, num_rows)?;
+    let len = Some(rows.len());
+    let slots: Vec<i64> = column(py, "slots", slots, len)?;
+    let [presence, frequency, repetition] =
+        [("presence", presence), ("frequency", frequency), ("repetition", repetition)]
+            .map(|(name, array)| column::<f32>(py, name, array, len));
+    let (presence, frequency, repetition) = (presence?, frequency?, repetition?);
+    let output_counts = table::<i32>("output_counts", output_counts, vocab_size)?;
+    let prompt_mask = table::<u8>("prompt_mask", prompt_mask, vocab_size)?;
+    // SAFETY: the views live until the end of this function. That no other thread of Python touches these arrays meanwhile is
+    // the caller's part, as with every call of numpy and torch.
+    let (values, counts, marks) =
+        unsafe { (elements(&logits), read_elements(&output_counts), read_elements(&prompt_mask)) };
+    let num_slots = output_counts.shape()[0].min(prompt_mask.shape()[0]);
+    let penalties: Vec<RowPenalties<'_>> = slots
+        .iter()
+        .enumerate()
+        .map(|(index, &slot)| {
+            let place = usize::try_from(slot).ok().filter(|&place| place < num_slots).ok_or_else(|| {
+                PyValueError::new_err(format!("slot {slot} is not in 0 to {num_slots} − 1"))
+            })?;
+            let ids = place * vocab_size..(place + 1) * vocab_size;
+            Ok(RowPenalties {
+                presence: presence[index],
+                frequency: frequency[index],
+                repetition: repetition[index],
+                output_counts: &counts[ids.clone()],
+                prompt_mask: &marks[ids],
+            })
+        })
+        .collect::<PyResult<_>>()?;
+    detached(py, rows.len() * vocab_size, || {
+        penalize(values, vocab_size, &rows, &penalties, &threads.threads);
+    });
+    Ok(())
+}
+
+/// Something for each id of each slot: `[capacity, vocab_size]`, contiguous and aligned.
+fn table<T: Element>(name: &str, array: &Bound<'_, PyAny>, vocab_size: usize) -> PyResult<PyBuffer<T>> {
+    let table = native_buffer::<T>(array)
+        .map_err(|error| PyTypeError::new_err(format!("{name} has another dtype: {error}")))?;
+    if table.dimensions() != 2 || table.shape()[1] != vocab_size || !table.is_c_contiguous() {
+        return Err(PyValueError::new_err(format!(
+            "{name} must be C-contiguous and have the shape [capacity, {vocab_size}], got {:?}",
+            table.shape()
+        )));
+    }
+    if table.item_count() > 0 && !table.buf_ptr().cast::<T>().is_aligned() {
+        return Err(PyValueError::new_err(format!("{name} is not aligned to its elements")));
+    }
+    Ok(table)
+}
+
+/// The elements of [`table`].
+///
+/// # Safety
+/// Nothing writes them while the slice lives, which is no longer than the view does.
+unsafe fn read_elements<T: Element>(table: &PyBuffer<T>) -> &[T] {
+    let count = table.item_count();
+    let start = if count == 0 { std::ptr::dangling() } else { table.buf_ptr().cast::<T>().cast_const() };
+    // SAFETY: the view keeps `count` contiguous and aligned elements where they are, as was checked.
+    unsafe { std::slice::from_raw_parts(start, count) }
 }
 
 /// Logits that may be written: `[n, vocab_size]`, contiguous and aligned.
