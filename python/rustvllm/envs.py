@@ -1,6 +1,7 @@
-"""The environment variables that rustvllm reads, each with its meaning, default and check.
+"""The environment variables that rustvllm reads: one function per variable, which checks the value and has the default.
 
-They are read when asked for and not at import, so that a test or a launcher may set them at any time.
+Each function reads the environment when it is called, not at import, so a test or a launcher can set variables at any
+time.
 """
 
 import os
@@ -35,7 +36,7 @@ def _flag(name: str) -> bool:
 
 
 def logging_level() -> str:
-    """``RUSTVLLM_LOGGING_LEVEL``: DEBUG, INFO (default), WARNING, ERROR or CRITICAL."""
+    """``RUSTVLLM_LOGGING_LEVEL``: level of rustvllm's log: DEBUG, INFO (default), WARNING, ERROR or CRITICAL."""
     level = os.environ.get("RUSTVLLM_LOGGING_LEVEL", "").strip().upper() or "INFO"
     if level not in _LEVELS:
         raise ConfigError(
@@ -45,7 +46,7 @@ def logging_level() -> str:
 
 
 def logging_format() -> str:
-    """``RUSTVLLM_LOGGING_FORMAT``: text (default), or json for an object per line; ``--log-format`` sets it."""
+    """``RUSTVLLM_LOGGING_FORMAT``: text (default), or json: one object per line; ``--log-format`` overrides it."""
     name = os.environ.get("RUSTVLLM_LOGGING_FORMAT", "").strip().lower() or "text"
     if name not in LOGGING_FORMATS:
         raise ConfigError(
@@ -57,64 +58,79 @@ def logging_format() -> str:
 def logging_config_path() -> Path | None:
     """``RUSTVLLM_LOGGING_CONFIG_PATH``: JSON file for Python's ``logging.config.dictConfig`` (default: none).
 
-    ``--log-config-file`` sets it.
+    ``--log-config-file`` overrides it.
     """
     text = os.environ.get("RUSTVLLM_LOGGING_CONFIG_PATH", "").strip()
     return Path(text).expanduser() if text else None
 
 
 def max_n() -> int:
-    """``RUSTVLLM_MAX_N``: the most samples one request may ask for (default 16384)."""
+    """``RUSTVLLM_MAX_N``: the largest ``n`` that a request may ask for (default 16384)."""
     return int(_number("RUSTVLLM_MAX_N", 16384, 1, 1 << 20))
 
 
 def hub_timeout() -> float:
-    """``RUSTVLLM_HUB_TIMEOUT``: seconds to wait for the first answer of the model hub (default 10)."""
+    """``RUSTVLLM_HUB_TIMEOUT``: seconds to wait for the model hub to answer (default 10)."""
     return _number("RUSTVLLM_HUB_TIMEOUT", 10.0, 0.1, 600.0)
 
 
 def triton_interpret() -> bool:
-    """``TRITON_INTERPRET=1``: Triton's own variable; its kernels run in an interpreter on the CPU (default off)."""
+    """``TRITON_INTERPRET=1``: run Triton kernels in an interpreter on the CPU; Triton's own variable (default off)."""
     return _flag("TRITON_INTERPRET")
 
 
 def check_invariants() -> bool:
-    """``RUSTVLLM_CHECK_INVARIANTS=1``: the scheduler checks itself whenever the engine goes idle (default off)."""
+    """``RUSTVLLM_CHECK_INVARIANTS=1``: check the scheduler's state whenever the engine goes idle (default off).
+
+    With several ranks, also check that all ranks compute the same numbers.
+    """
     return _flag("RUSTVLLM_CHECK_INVARIANTS")
 
 
 def trace() -> bool:
-    """``RUSTVLLM_TRACE=1``: the journey of every request is logged, layer by layer (default off)."""
+    """``RUSTVLLM_TRACE=1``: log the journey of every request, layer by layer (default off).
+
+    ``--trace`` and ``--no-trace`` override it.
+    """
     return _flag("RUSTVLLM_TRACE")
 
 
 def enable_multiprocessing() -> bool:
-    """``RUSTVLLM_ENABLE_MULTIPROCESSING=1``: the engine of an ``AsyncLLM`` runs in a process of its own (default off).
+    """``RUSTVLLM_ENABLE_MULTIPROCESSING=1``: run the engine of an ``AsyncLLM`` in its own process (default off).
 
-    ``rustvllm serve`` does so in any case, unless ``--disable-frontend-multiprocessing`` says otherwise.
+    ``rustvllm serve`` always does so, unless ``--disable-frontend-multiprocessing`` is given.
     """
     return _flag("RUSTVLLM_ENABLE_MULTIPROCESSING")
 
 
 def engine_ready_timeout() -> float:
-    """``RUSTVLLM_ENGINE_READY_TIMEOUT``: seconds that a front end waits for engines it did not start (default 600)."""
+    """``RUSTVLLM_ENGINE_READY_TIMEOUT``: seconds that a front end waits for an engine it did not start (default 600).
+
+    Such engines are named by ``--engine-address``.
+    """
     return _number("RUSTVLLM_ENGINE_READY_TIMEOUT", 600.0, 0.1, 86400.0)
 
 
 def log_stats_interval() -> float:
-    """``RUSTVLLM_LOG_STATS_INTERVAL``: seconds between two lines of statistics, and records of loggers (default 10)."""
+    """``RUSTVLLM_LOG_STATS_INTERVAL``: seconds between two calls of the stat loggers (default 10).
+
+    The built-in one logs a line of statistics.
+    """
     return _number("RUSTVLLM_LOG_STATS_INTERVAL", 10.0, 0.1, 86400.0)
 
 
 def engine_secret() -> str | None:
-    """``RUSTVLLM_ENGINE_SECRET``: what an engine on TCP and its front ends must both know (default: none)."""
+    """``RUSTVLLM_ENGINE_SECRET``: secret shared by an engine on TCP and its front ends (default: none).
+
+    All nodes of one model share it, too. ``--engine-secret-file`` overrides it.
+    """
     return os.environ.get(ENGINE_SECRET) or None
 
 
 def linear_kernel() -> str | None:
-    """``RUSTVLLM_LINEAR_KERNEL``: what computes dense layers on the CPU: torch, onednn or core (default: the fastest).
+    """``RUSTVLLM_LINEAR_KERNEL``: kernel of dense layers on the CPU: torch, onednn or core (default: the fastest).
 
-    For tests and comparisons; by default each is measured while the model loads.
+    For tests and comparisons: by default rustvllm measures each kernel while the model loads.
     """
     name = os.environ.get("RUSTVLLM_LINEAR_KERNEL", "").strip().lower() or None
     if name is not None and name not in LINEAR_KERNELS:
@@ -125,9 +141,9 @@ def linear_kernel() -> str | None:
 
 
 def activations() -> str | None:
-    """``RUSTVLLM_ACTIVATIONS``: what 8-bit weights on the CPU meet: int8, activations rounded to 8 bits, or float.
+    """``RUSTVLLM_ACTIVATIONS``: activations that the CPU multiplies with quantised weights: int8 (default) or float.
 
-    By default int8, whose products are as fast as the processor allows.
+    int8 rounds activations to 8 bits, so that the fastest products of the processor apply; float does not round them.
     """
     name = os.environ.get("RUSTVLLM_ACTIVATIONS", "").strip().lower() or None
     if name is not None and name not in ACTIVATIONS:
@@ -138,10 +154,10 @@ def activations() -> str | None:
 
 
 def cpu_instructions() -> str | None:
-    """``RUSTVLLM_CPU_INSTRUCTIONS``: the most that the CPU's kernels use of the processor (default: all that it has).
+    """``RUSTVLLM_CPU_INSTRUCTIONS``: highest instruction set that CPU kernels may use (default: all).
 
-    portable, avx2, avx-vnni, avx512, avx512-vnni, avx512-bf16 or amx, each with those before it; for tests and
-    comparisons. The core reads it when it first looks for an instruction.
+    One of portable, avx2, avx-vnni, avx512, avx512-vnni, avx512-bf16 and amx; each includes those before it. For tests
+    and comparisons. The core reads the variable once, when it first chooses a kernel.
     """
     name = os.environ.get("RUSTVLLM_CPU_INSTRUCTIONS", "").strip().lower() or None
     if name is not None and name not in CPU_INSTRUCTIONS:
@@ -152,9 +168,10 @@ def cpu_instructions() -> str | None:
 
 
 def decoder() -> str:
-    """``RUSTVLLM_DECODER``: what runs a model's blocks on the CPU: core (default), or modules.
+    """``RUSTVLLM_DECODER``: what runs a model's blocks on the CPU: core (default) or modules.
 
-    The core runs all blocks in one call where it computes every part of them; modules are for comparisons.
+    core runs all blocks in one call, if the core computes every part of them; else, and with modules, torch modules
+    run one after another. modules is for comparisons.
     """
     name = os.environ.get("RUSTVLLM_DECODER", "").strip().lower() or "core"
     if name not in DECODERS:
@@ -163,7 +180,10 @@ def decoder() -> str:
 
 
 def cache_dir() -> Path:
-    """``RUSTVLLM_CACHE``: what is made once (default: ``rustvllm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``)."""
+    """``RUSTVLLM_CACHE``: cache folder (default: ``rustvllm`` in ``$XDG_CACHE_HOME`` or ``~/.cache``).
+
+    rustvllm keeps converted tokenizers there, to convert each only once.
+    """
     own = os.environ.get("RUSTVLLM_CACHE", "").strip()
     if own:
         return Path(own).expanduser()

@@ -1,7 +1,7 @@
-"""Flags and engine arguments that are known and not built: each is refused with its reason, or taken without effect.
+"""vLLM's flags and engine arguments whose features are not built: refused with a reason, or accepted without effect.
 
-One that asks for nothing (its neutral value, or ``--no-…``) passes, so a command line or script of vLLM is stopped by
-what it really needs. Flags that a parser has already win over these tables.
+A flag that asks for nothing (with a neutral value, or as ``--no-…``) passes, so only a feature that is really needed
+stops a command line or script written for vLLM. A parser's own flags win over these tables.
 """
 
 import argparse
@@ -12,55 +12,61 @@ from typing import Any, Final
 from rustvllm.exceptions import ConfigError
 from rustvllm.redaction import MASK
 
-_MEDIA = "messages hold text alone: images, audio and video are not served"
-_ADAPTERS = "adapters (--enable-lora) take their modules and dtypes from their own files"
-_EXPERTS = "models with a mixture of experts are not served"
-_STATES = "state-space models (Mamba and the like) are not served"
-_DEVICES = "-tp and -pp divide a model among ranks; -dp N starts N engines with the whole model each"
+_MEDIA = "messages can only hold text, not images, audio or video"
+_ADAPTERS = "adapters (--enable-lora) name their modules in their own files"
+_EXPERTS = "rustvllm does not serve mixture-of-experts models"
+_STATES = "rustvllm does not serve state-space models such as Mamba"
+_DEVICES = "-tp and -pp split a model across ranks; -dp N starts N engines, each with the whole model"
 _HOSTS = (
-    "engines of other machines are started there with --headless --engine-address tcp:HOST:PORT and named here with "
+    "start engines on other machines with --headless --engine-address tcp:HOST:PORT, and name them here with "
     "--engine-address"
 )
-_KV_ELSEWHERE = "KV blocks stay with their engine; --preemption-mode swap moves them to CPU memory"
-_TRANSFER = "engines do not transfer KV blocks or encoder outputs to each other"
-_KERNELS = "kernels are measured while the model loads; --attention-backend chooses the one of attention"
-_OFFLOAD = "weights are not offloaded; --quantization int8 or --dtype bfloat16 makes them smaller"
-_DRAFTS = "drafts (speculative decoding) are set by --speculative-config alone"
-_SLEEP = "an engine does not sleep; end the server and start it again"
-_LOADING = "weights are mapped from safetensors and read once, in parallel"
-_PROBES = "one launcher starts and watches all processes; /health reports their state"
-_COMPILED = "models run as they are written, and decode steps as CUDA graphs (--cudagraph-capture-sizes)"
-_STEPS = "rustvllm bench step, --trace and --step-trace-file show what a step spends its time on"
+_KV_ELSEWHERE = "KV blocks stay in their engine; --preemption-mode swap moves those of preempted requests to CPU memory"
+_TRANSFER = "engines do not send each other KV blocks, encoder outputs or weights"
+_KERNELS = "rustvllm chooses kernels while the model loads; --attention-backend chooses the attention backend"
+_OFFLOAD = "rustvllm does not offload weights; --quantization int8 or --dtype bfloat16 makes them smaller"
+_DRAFTS = "set speculative decoding with --speculative-config"
+_SLEEP = "an engine cannot sleep; stop the server and start it again"
+_LOADING = "rustvllm maps safetensors files and reads the weights once, in parallel"
+_PROBES = "one launcher starts and watches all processes; GET /health reports their state"
+_COMPILED = "rustvllm does not compile models; decode steps run as CUDA graphs (--cudagraph-capture-sizes)"
+_STEPS = "rustvllm bench step, --trace and --step-trace-file show where the time of a step goes"
 
-_ONE_TASK = "only text is generated"
+_ONE_TASK = "rustvllm only generates text"
 
 REFUSED_ARGUMENTS: Final[Mapping[str, str]] = {
-    # the reason -> its engine arguments, which are flags as well, each with the values that ask for nothing
-    "one engine runs in this process; rustvllm serve -dp N starts N": "data_parallel_size=1",
-    "one backend enforces structured output, and needs no settings": (
+    # the reason -> the engine arguments (each is also a flag) that it refuses, with the values that ask for nothing
+    "this process runs one engine; rustvllm serve -dp N starts N engines": "data_parallel_size=1",
+    "the only backend for structured output is built in and has no settings": (
         "structured_outputs_config=None guided_decoding_backend=None,auto"
     ),
-    "prompts are texts or token ids": "enable_prompt_embeds=False",
-    'hf_overrides takes it: {"rope_scaling": ...}': "rope_scaling=None",
-    "weights are not offloaded; quantization int8 or dtype bfloat16 makes them smaller": "cpu_offload_gb=0,0.0",
-    "KV blocks stay with their engine; preemption_mode swap moves them to CPU memory": "kv_offloading_size=None,0",
-    "a stream sends each token; those that a slow client has not read yet are joined": "stream_interval=1",
-    "max_num_seqs and max_num_batched_tokens choose between latency and throughput": "performance_mode=None,balanced",
-    "tokenizers run in the Rust core, in one mode": "tokenizer_mode=auto",
-    "name a folder as the tokenizer, or one revision for model and tokenizer": "tokenizer_revision=None",
-    "one revision holds for the model and its code": "code_revision=None",
+    "a prompt must be text or token ids": "enable_prompt_embeds=False",
+    'pass it in hf_overrides: {"rope_scaling": ...}': "rope_scaling=None",
+    "rustvllm does not offload weights; quantization int8 or dtype bfloat16 makes them smaller": "cpu_offload_gb=0,0.0",
+    "KV blocks stay in their engine; preemption_mode swap moves those of preempted requests to CPU memory": (
+        "kv_offloading_size=None,0"
+    ),
+    "a stream sends every token; for a slow client, it merges tokens that were not read yet": "stream_interval=1",
+    "use max_num_seqs and max_num_batched_tokens to trade latency for throughput": "performance_mode=None,balanced",
+    "tokenizers run in the Rust core, which has one mode": "tokenizer_mode=auto",
+    "revision applies to the model and its tokenizer; for another one, set tokenizer to a folder": (
+        "tokenizer_revision=None"
+    ),
+    "revision applies to the model and its code": "code_revision=None",
     _ONE_TASK: "runner=auto,generate task=auto,generate",
-    "messages hold text alone": "limit_mm_per_prompt=None",
-    "models run as they are written; cudagraph_capture_sizes names the sizes of CUDA graphs": (
+    "messages can only hold text": "limit_mm_per_prompt=None",
+    "rustvllm does not compile models; cudagraph_capture_sizes sets the sizes of CUDA graphs": (
         "compilation_config=None,0,1,2,3"
     ),
-    "requests are logged with enable_log_requests alone, which the server has": "disable_log_requests=True",
-    "the server has it; a script sees its requests itself": "enable_log_requests=False",
-    "a model's sliding window is part of it; a lower max_model_len keeps within it": "disable_sliding_window=False",
+    "only the server logs requests, and only with enable_log_requests": "disable_log_requests=True",
+    "only the server logs requests; a script knows its own": "enable_log_requests=False",
+    "rustvllm cannot turn off a model's sliding window; set max_model_len to at most the window instead": (
+        "disable_sliding_window=False"
+    ),
 }
 
 REFUSED: Final[Mapping[str, str]] = {
-    # the reason -> its flags, each with the values that ask for nothing
+    # the reason -> the flags that it refuses, each with the values that ask for nothing
     _MEDIA: "--trust-request-mm-kwargs --allowed-local-media-path= --allowed-media-domains --enable-mm-embeds "
     "--media-io-kwargs={} --mm-processor-kwargs={} --mm-encoder-only --mm-encoder-attn-backend "
     "--mm-encoder-attn-dtype --mm-encoder-fp8-scale-path --mm-encoder-fp8-scale-save-path --interleave-mm-strings "
@@ -92,64 +98,62 @@ REFUSED: Final[Mapping[str, str]] = {
     _LOADING: "--model-loader-extra-config={} --ignore-patterns --safetensors-load-strategy=lazy",
     _STEPS: "--enable-layerwise-nvtx-tracing --collect-detailed-traces --profiler-config={} --enable-mfu-metrics "
     "--cudagraph-metrics --enable-logging-iteration-details --ray-workers-use-nsight",
-    "HTTP is the only protocol served": "--grpc --grpc-port",
-    "log levels are set by --uvicorn-log-level and RUSTVLLM_LOGGING_LEVEL, all else by --log-config-file": (
+    "the server only speaks HTTP": "--grpc --grpc-port",
+    "set log levels with --uvicorn-log-level and RUSTVLLM_LOGGING_LEVEL, and all else with --log-config-file": (
         "--log-level --logging-config={}"
     ),
-    "an answer's fingerprint is made of version, model and dtype": "--fingerprint-mode=full --fingerprint-value",
-    "times of a request come with `timings` in its body": "--enable-per-request-metrics",
-    "only text is generated: there is no pooling, scoring or embedding": (
+    "system_fingerprint is made from the version, model, revision and dtype": (
+        "--fingerprint-mode=full --fingerprint-value"
+    ),
+    "a request gets its times with `timings` in its body": "--enable-per-request-metrics",
+    "rustvllm only generates text: it has no pooling, scoring or embedding": (
         "--convert=auto,none --pooler-config --io-processor-plugin"
     ),
-    "a checkpoint says its quantization itself, and --quantization int8 quantises others": (
+    "rustvllm reads the quantization from the checkpoint; --quantization int8 quantises other checkpoints": (
         "--quantization-config={} --allow-deprecated-quantization"
     ),
-    "architectures are found by config.json; --hf-overrides replaces its values": "--model-class-overrides={}",
-    "a config.json or a GGUF file is read": "--config-format=auto,hf",
-    "the token of the hub is taken from HF_TOKEN": "--hf-token",
-    "the draw is made in float32": "--use-fp64-gumbel",
-    "--logits-processors names classes that see every step's logits": "--return-sampling-mask",
-    "greedy decoding, or a seed in each request, repeats tokens": "--enable-trace-replay",
-    "tool calls are parsed by the parsers that are built in": (
-        "--tool-parser-plugin= --tool-server --tool-strict-level=auto"
-    ),
-    "reasoning is parsed by the parsers that are built in": "--reasoning-parser-plugin= --reasoning-config={}",
-    "give token ids as prompts; --skip-tokenizer-init leaves the tokenizer out": "--tokens-only",
-    "POST /tokenize and the model's folder say what its tokenizer is": "--enable-tokenizer-info-endpoint",
-    "--enable-log-outputs logs whole answers": "--enable-log-deltas",
-    "tracebacks of unforeseen errors are always in the log, and no other is": "--log-error-stack",
-    "the API of Cohere is not served": "--cohere-format=cmd4",
-    "the API of Anthropic is not served": "--anthropic-disabled-thinking-effort=auto",
-    "one launcher process needs no port": "--data-parallel-supervisor-port=9256",
+    "config.json names the architecture; --hf-overrides replaces its values": "--model-class-overrides={}",
+    "rustvllm reads config.json or a GGUF file": "--config-format=auto,hf",
+    "set the hub's token in the environment variable HF_TOKEN": "--hf-token",
+    "rustvllm samples in float32": "--use-fp64-gumbel",
+    "use --logits-processors, whose classes see the logits of every step": "--return-sampling-mask",
+    "use greedy decoding, or a seed in each request, to get the same tokens again": "--enable-trace-replay",
+    "only the built-in parsers parse tool calls": ("--tool-parser-plugin= --tool-server --tool-strict-level=auto"),
+    "only the built-in parsers parse reasoning": "--reasoning-parser-plugin= --reasoning-config={}",
+    "use --skip-tokenizer-init, and send prompts as token ids": "--tokens-only",
+    "POST /tokenize and the model's folder describe the tokenizer": "--enable-tokenizer-info-endpoint",
+    "--enable-log-outputs only logs whole answers": "--enable-log-deltas",
+    "the log always has the tracebacks of unexpected errors, and no others": "--log-error-stack",
+    "the server does not have Cohere's API": "--cohere-format=cmd4",
+    "the server does not have Anthropic's API": "--anthropic-disabled-thinking-effort=auto",
+    "the launcher is one process and needs no port": "--data-parallel-supervisor-port=9256",
     _PROBES: "--dp-supervisor-probe-interval-s=5.0,5 --dp-supervisor-probe-timeout-s=5.0,5 "
     "--dp-supervisor-probe-failure-threshold=3",
-    "every layer keeps its KV cache": "--kv-sharing-fast-prefill",
-    "one type holds for the KV cache of all layers (--kv-cache-dtype)": "--kv-cache-dtype-skip-layers",
-    "prefixes match in whole blocks (--block-size)": "--prefix-match-unit",
-    "tokens of a step are limited by --max-num-batched-tokens": "--max-num-scheduled-tokens",
-    "requests of a step are limited by --max-num-seqs": "--max-num-active-seqs",
-    "the longest chunk of a prompt is a fixed number (--long-prefill-token-threshold)": (
+    "every layer has its own KV cache": "--kv-sharing-fast-prefill",
+    "--kv-cache-dtype applies to all layers": "--kv-cache-dtype-skip-layers",
+    "the prefix cache matches whole blocks (--block-size)": "--prefix-match-unit",
+    "--max-num-batched-tokens limits the tokens of a step": "--max-num-scheduled-tokens",
+    "--max-num-seqs limits the requests of a step": "--max-num-active-seqs",
+    "the longest chunk of a prompt is fixed (--long-prefill-token-threshold)": (
         "--long-prefill-token-threshold-adaptive"
     ),
-    "the scheduler is compiled; --scheduling-policy chooses among its orders": "--scheduler-cls",
-    "prompts are admitted in every step": "--prefill-schedule-interval=1",
-    "--cudagraph-capture-sizes names the sizes themselves": "--max-cudagraph-capture-size",
-    "texts are not watermarked": "--watermark-config={}",
-    "diffusion models are not served": "--diffusion-config,-dc={}",
-    "models with an engram memory are not served": "--engram-config={}",
-    "there is no such output": "--aux-output-config={}",
-    "out-of-tree platforms are not served": "--additional-config={}",
-    "an engine that died is started again by --restart-engine": (
-        "--enable-fault-tolerance --fault-tolerance-config={}"
-    ),
-    "every metric has its one name, listed in docs/metrics.md": "--show-hidden-metrics-for-version",
-    "buckets of histograms are fixed (docs/metrics.md)": "--custom-histogram-buckets={}",
-    "KV blocks are counted as vllm:kv_cache_usage_perc; the live page maps them": "--kv-cache-metrics",
-    "shared memory is not used between processes: frames go over Unix sockets": "--enable-shm-tensor-arena",
+    "the scheduler is compiled Rust; --scheduling-policy chooses its policy": "--scheduler-cls",
+    "the scheduler admits prompts in every step": "--prefill-schedule-interval=1",
+    "list the sizes with --cudagraph-capture-sizes": "--max-cudagraph-capture-size",
+    "rustvllm does not watermark text": "--watermark-config={}",
+    "rustvllm does not serve diffusion models": "--diffusion-config,-dc={}",
+    "rustvllm does not serve models with an engram memory": "--engram-config={}",
+    "rustvllm has no auxiliary outputs": "--aux-output-config={}",
+    "rustvllm has no out-of-tree platforms": "--additional-config={}",
+    "--restart-engine starts an engine again that died": ("--enable-fault-tolerance --fault-tolerance-config={}"),
+    "no metric is hidden; docs/metrics.md lists all of them": "--show-hidden-metrics-for-version",
+    "the buckets of histograms are fixed (docs/metrics.md)": "--custom-histogram-buckets={}",
+    "vllm:kv_cache_usage_perc counts KV blocks, and the live page maps them": "--kv-cache-metrics",
+    "API processes and engines exchange frames over sockets, without shared memory": "--enable-shm-tensor-arena",
 }
 
 WITHOUT_EFFECT: Final[Mapping[str, str]] = {
-    # why nothing follows from them -> flags, which take any value
+    # why they change nothing -> flags, which take any value
     _MEDIA: "--language-model-only --mm-processor-cache-gb --mm-processor-cache-type --mm-hasher-algorithm "
     "--mm-shm-cache-max-object-size-mb --mm-encoder-tp-mode --mm-encoder-fp8-scale-save-margin --skip-mm-profiling "
     "--video-pruning-method --mm-tensor-ipc --disable-chunked-mm-input",
@@ -161,23 +165,21 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "--dbo-decode-token-threshold --dbo-prefill-token-threshold --dp-sync-interval "
     "--disable-nccl-for-dp-synchronization --disable-custom-all-reduce "
     "--cpu-distributed-timeout-seconds --max-parallel-loading-workers",
-    "processes are bound by taskset or numactl, and threads follow that": (
-        "--numa-bind --numa-bind-nodes --numa-bind-cpus"
-    ),
+    "bind processes with taskset or numactl; their threads follow": ("--numa-bind --numa-bind-nodes --numa-bind-cpus"),
     _COMPILED: "--optimization-level,-O,-O0,-O1,-O2,-O3 --enable-flashinfer-autotune --jit-monitor-mode "
     "--jit-monitor-verbose",
     _LOADING: "--safetensors-prefetch-num-threads --safetensors-prefetch-block-size --pt-load-map-location",
-    "a model's layers share one pool of KV blocks": "--disable-hybrid-kv-cache-manager --swa-bounded-replay",
-    "a request is admitted when its next chunk fits": "--scheduler-reserve-full-isl",
-    "conversations are rendered in processes of their own": "--renderer-num-workers",
-    "cascade attention is not built": "--disable-cascade-attn",
-    "the API of Cohere is not served": "--cohere-is-reasoning-model",
-    "there is no late interaction": "--enable-flash-late-interaction",
-    "KV blocks are not sampled for metrics": "--kv-cache-metrics-sample",
-    "the log has a line for each engine": "--aggregate-engine-logging",
-    "environment variables are always checked": "--fail-on-environ-validation",
-    "/docs never needs a network": "--enable-offline-docs",
-    "a model may call tools if the format of its calls is known; --tool-call-parser none leaves them text": (
+    "all layers of a model share one pool of KV blocks": "--disable-hybrid-kv-cache-manager --swa-bounded-replay",
+    "the scheduler admits a request when its next chunk fits": "--scheduler-reserve-full-isl",
+    "separate processes render chat templates": "--renderer-num-workers",
+    "rustvllm has no cascade attention": "--disable-cascade-attn",
+    "the server does not have Cohere's API": "--cohere-is-reasoning-model",
+    "rustvllm has no late interaction": "--enable-flash-late-interaction",
+    "rustvllm does not sample KV blocks for metrics": "--kv-cache-metrics-sample",
+    "the log has one line per engine": "--aggregate-engine-logging",
+    "rustvllm always checks the values of its environment variables": "--fail-on-environ-validation",
+    "the page /docs never needs a network": "--enable-offline-docs",
+    "a model may call tools if its call format is known; --tool-call-parser none leaves calls as text": (
         "--no-enable-auto-tool-choice"
     ),
     "--enable-access-log turns the access log on": "--no-disable-uvicorn-access-log",
@@ -193,11 +195,11 @@ ALIASES: Final[Mapping[str, str]] = {
     "-sc": "--speculative-config",
     "--device-memory-utilization": "--gpu-memory-utilization",
 }
-"""vLLM's other names of flags that are known here."""
+"""Other names that vLLM has for flags of rustvllm."""
 
 
 def rows(table: Mapping[str, str]) -> Iterator[tuple[list[str], frozenset[str], str]]:
-    """The names of each row, the values that ask for nothing, and the reason."""
+    """Yield each row: its names, the values that ask for nothing, and the reason."""
     for reason, entries in table.items():
         for word in entries.split():
             names, equals, neutral = word.partition("=")
@@ -224,10 +226,10 @@ def argument_names() -> Iterable[str]:
 
 
 def check_argument(name: str, value: Any) -> None:
-    """Refuse an engine argument of a feature to come, unless its value asks for nothing.
+    """Refuse an engine argument whose feature is not built, unless its value asks for nothing.
 
     Raises:
-        ConfigError: Names argument and value.
+        ConfigError: The value asks for the feature; the message names the argument, the value and the reason.
     """
     if name in _IGNORED_KEYWORDS or value is None:
         return
@@ -255,19 +257,19 @@ def _shown(name: str, value: str) -> str:
 
 
 def flag_names(argument: str) -> list[str]:
-    """The flags of an engine argument: ``-`` and ``_`` mean the same."""
+    """The flags of an engine argument, with ``-`` and with ``_``, which mean the same."""
     flag = "--" + argument.replace("_", "-")
     return [flag, "--" + argument] if "_" in argument else [flag]
 
 
 def add_refused_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of engine arguments of features to come."""
+    """Add the flags of the engine arguments in ``REFUSED_ARGUMENTS``."""
     for name, (neutral, reason) in _ARGUMENTS.items():
         _add(parser, flag_names(name), _Refused, neutral, reason)
 
 
 def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
-    """Add what of vLLM's command line no flag of the parser takes; the last to be added."""
+    """Add the flags of vLLM that the parser lacks; call this after all other flags were added."""
     taken = parser._option_string_actions  # noqa: SLF001 -- argparse has no public way to ask
     for alias, name in ALIASES.items():
         if alias not in taken and name in taken:
@@ -285,7 +287,7 @@ def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _off(flags: Sequence[str], taken: Container[str]) -> list[str]:
-    """The ``--no-`` forms of flags that have none."""
+    """The ``--no-`` forms that these flags lack."""
     switches = [flag for flag in flags if flag.startswith("--") and not flag.startswith("--no-")]
     return [off for flag in switches if (off := flag.replace("--", "--no-", 1)) not in taken]
 
@@ -307,11 +309,11 @@ def _add(
 
 
 class _FromTable(argparse.Action):
-    """A row of a table.
+    """An action for the flags of one table row.
 
     Args:
         neutral: Values that ask for nothing.
-        reason: Why it does not work, and what does.
+        reason: Why the flag is refused or has no effect, and what works instead.
     """
 
     def __init__(self, *args: Any, neutral: frozenset[str], reason: str, **kwargs: Any) -> None:

@@ -79,9 +79,9 @@ def test_short_names_and_levels_pass():
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--stream-interval", "2"], "a stream sends each token"),
-        (["--fully-sharded-loras"], "adapters (--enable-lora) take their modules"),
-        (["--kv-transfer-config", "kv.json"], "engines do not transfer KV blocks"),
+        (["--stream-interval", "2"], "a stream sends every token"),
+        (["--fully-sharded-loras"], "adapters (--enable-lora) name their modules"),
+        (["--kv-transfer-config", "kv.json"], "engines do not send each other KV blocks"),
     ],
 )
 def test_refusals_say_what_works(argv, says, capsys):
