@@ -1,10 +1,10 @@
-"""What attention of a whole step costs, by each backend of the CPU in turn: nothing else of the model runs.
+"""Measures the attention of a whole step with each CPU backend in turn; nothing else of the model runs.
 
     python benches/python/attention_cost.py [--num-threads 1] [--dtype float32 bfloat16] [--num-rounds 12]
 
-Twelve layers of twelve heads of 64 features (GPT-2 small), each with a cache of its own whose blocks lie in random
-order; the least wall time and the least processor time of the rounds, in milliseconds. The last line is how fast
-memory is read.
+There are twelve layers of twelve heads of 64 features (GPT-2 small), each with its own cache, whose blocks lie in
+random order. The report has the lowest wall time and the lowest processor time of the rounds, in milliseconds. The last
+line is the speed at which memory is read.
 """
 
 import argparse

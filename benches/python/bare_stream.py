@@ -1,7 +1,7 @@
-"""The least that a streaming server in Python costs: FastAPI on uvicorn, events that are ready bytes, no engine.
+"""Measures the lowest cost of a streaming server in Python: FastAPI on uvicorn, ready bytes as events, no engine.
 
-Events follow each other at once, or with ``--step-time`` those of all streams come together, as an engine's do.
-``serving_cost.py`` compares rustvllm with it. Prints what ``rustvllm serve`` prints when it is ready.
+Events follow each other at once, or, with ``--step-time``, the events of all streams come together, as an engine's do.
+``serving_cost.py`` compares rustvllm with this server. It prints what ``rustvllm serve`` prints when it is ready.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Beam search of a checkpoint, here and in vLLM: seconds and output tokens per second, as JSON.
+"""Runs a beam search in rustvllm and in vLLM, and prints seconds and output tokens per second as JSON.
 
     .venv/bin/python benches/python/beam_search.py [--model FOLDER] [--vllm-python PYTHON] [--repeats 3]
 

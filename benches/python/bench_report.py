@@ -1,4 +1,4 @@
-"""``new_report``, ``publish``: what every report of this folder begins with, and where it goes."""
+"""``new_report`` and ``publish``: begin and write the report of every script in this folder."""
 
 import argparse
 import json

@@ -1,11 +1,11 @@
-r"""rustvllm with drafts against other engines with theirs, on the CPU: the same model, the same texts, by turns.
+r"""Compares rustvllm's drafts with those of other engines on the CPU: the same model and texts, in alternating turns.
 
-The model has the shape of GPT-2 small and is made so that it says given texts (``scripted_text.py``), each from a place
-of its own on, so what an engine answers is known and checked; before its place a prompt has ids at random. The text
-``edited`` is out of this clone's history: a model says that of the commit at which it was made, which is kept with
-it. Each engine is a process of its own (``engines/``); while one is measured the others are stopped. A name may have a
-number of drafts behind a ``-``; ``off`` is without drafts. Measured is the time of the whole answers less that of their
-first tokens.
+The model has the shape of GPT-2 small and is constructed to say given texts (``scripted_text.py``), each from its own
+starting place, so the right answer is known and checked. Before that place, a prompt has random ids. The text
+``edited`` comes from this clone's history: a model says the text of the commit at which it was made, which is stored
+with it. Each engine is its own process (``engines/``); while one is measured, the others are stopped. An engine's name
+may end in ``-`` and a number of drafts; ``off`` means without drafts. The measurement is the time of the whole answers
+minus the time of their first tokens.
 
     python benches/python/compare_drafts.py --prepare --text repeating --model scripted
     ov/bin/optimum-cli export openvino --model scripted --task text-generation-with-past --weight-format fp32 \

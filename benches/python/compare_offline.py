@@ -1,18 +1,18 @@
-"""rustvllm against other engines on the CPU, offline: the same checkpoint, the same prompts, the same cores, by turns.
+"""Compares rustvllm with other engines offline on the CPU: the same checkpoint, prompts and cores, alternating.
 
 The model has the shape of GPT-2 small, of a Llama of 160 million parameters, or of a Qwen3, and seeded random weights.
-Each engine is a process of its own under the interpreter of its own environment (``engines/``); while one is measured
-the others are stopped (SIGSTOP). Two measurements: 32 prompts of 128 tokens with 128 greedy tokens each, and prompts of
-128 alone: three with 1 token, of which the median counts, and one with 128, whose difference is the time per token. How
-to install the others and convert the model: docs/benchmarks.md.
+Each engine is its own process with the interpreter of its own environment (``engines/``); while one is measured, the
+others are stopped (SIGSTOP). There are two measurements: 32 prompts of 128 tokens with 128 greedy tokens each, and
+prompts of 128 alone: three with 1 token, of which the median counts, and one with 128; the difference gives the time
+per token. docs/benchmarks.md says how to install the other engines and convert the model.
 
-The report also has what the machine allows ("ceilings"), measured before and after while all engines are stopped: how
-fast as many threads read packed weights with a loop that asks ahead, and the operations per second that they reach from
-registers; and what follows for the model in rustvllm's form, if nothing but weights were read and nothing but their
-products computed (no attention, no norms).
+The report also has the limits of the machine ("ceilings"), measured before and after while all engines are stopped: how
+fast the same number of threads reads packed weights with a prefetching loop, and how many operations per second they
+reach from registers; and what the model could reach in rustvllm's format if only its weights were read and multiplied
+(no attention, no norms).
 
-With ``--adapters N`` neighbours of the batch have different ones of N adapters of rank 16, the single stream has the
-first, and the batch is also measured with one token each: what is left is decoding.
+With ``--adapters N``, neighbouring rows of the batch use different adapters out of N of rank 16, and the single stream
+uses the first. The batch is also measured with one token each; the difference is decoding.
 
     python benches/python/compare_offline.py --engine vllm=vllm/bin/python \
         --engine openvino=ov/bin/python:gpt2-ov --engine ctranslate2=ct2/bin/python:gpt2-ct2 --output-json report.json

@@ -1,11 +1,11 @@
-"""Two ranks of one thread next to one process of two threads, offline, here and in vLLM on the same cores.
+"""Compares two ranks of one thread with one process of two threads, offline, in rustvllm and vLLM on the same cores.
 
     python benches/python/compare_ranks.py --vllm-python vllm/bin/python [--rows 1 8] [--tokens 48] [--turns 2]
         [--engines rustvllm vllm] [--output-json FILE]
 
-Random weights in the shape of a Llama of 160 million (float32), prompts of 16 tokens; each engine and size in a process
-of its own, one after the other. Tokens per second of the best of some runs, and for ours the share of each rank's time
-in collectives.
+The model has random weights in the shape of a Llama of 160 million (float32), and prompts have 16 tokens. Each engine
+and size is its own process, one after the other. The report has the tokens per second of the best of several runs, and
+for rustvllm the share of each rank's time in collectives.
 """
 
 import argparse

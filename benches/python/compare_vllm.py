@@ -1,7 +1,7 @@
-"""rustvllm against vLLM: the same tiny model, the same client, the same cores, by turns.
+"""Compares rustvllm with vLLM: the same tiny model, the same client, the same cores, in alternating turns.
 
-Both serve one checkpoint of one layer, so that what is measured is the host: scheduler, sampling, text, HTTP. Each turn
-measures one server, and the other is stopped (SIGSTOP) or idle. How to install vLLM: docs/benchmarks.md.
+Both serve one checkpoint of one layer, so the comparison measures the host: scheduler, sampling, text, HTTP. Each turn
+measures one server, while the other is stopped (SIGSTOP) or idle. docs/benchmarks.md says how to install vLLM.
 
     python benches/python/compare_vllm.py --vllm-python vllm/bin/python --output-json report.json
 """

@@ -1,8 +1,9 @@
-"""Requests per second with structured output and without, 64 at a time, next to vLLM; and answers that do not obey.
+"""Measures requests per second with and without schemas, 64 at a time, also in vLLM, and counts invalid answers.
 
-Both servers have one model, a Llama of random weights: no model is harder to hold to a schema. Each free request gives
-as many tokens as the one with a schema in its place gave just before: the last answers of a run are as long. Every
-answer that ended by itself is validated, once a run is over: the client shares the machine.
+Both servers use the same model, a Llama of random weights, because such a model is the hardest to hold to a schema.
+Each request without a schema generates as many tokens as the one with a schema in its place did just before, so both
+kinds of run end with equally long answers. The script validates every answer that ended by itself, but only after a
+run, because the client shares the machine.
 
     python benches/python/constrained_streams.py --vllm-python vllm/bin/python --output-json report.json
 """

@@ -1,4 +1,4 @@
-"""What a processor allows a model: ``machine_rates`` measures it, ``model_ceilings`` says what follows."""
+"""Limits of a processor: ``machine_rates`` measures them, ``model_ceilings`` says what a model could reach."""
 
 import time
 from collections.abc import Mapping

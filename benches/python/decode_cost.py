@@ -1,17 +1,16 @@
-"""Where a step goes on the CPU: products, attention, the rest, and reading the weights once.
+"""Measures where the time of a step goes on the CPU: products, attention, the rest, and reading the weights once.
 
     python benches/python/decode_cost.py [--shape gpt2-small|llama-160m|pythia-160m|gemma3-270m]
         [--variants float32 bfloat16 int8 int4-g32]
         [--rows 1 8 32] [--prompt-len 32] [--prefill 128 2048] [--num-steps 40] [--output-json FILE]
 
-Random weights. Of the variants with weights of 8 and 4 bits those that end with -float leave activations as they are,
-the others round them; -bf16-cache and -int8-cache keep the KV cache in fewer bits; what ends with -modules runs module
-by module. All variants live in this process and take turns,
-a step each; between their steps the packed weights are read from first to last by the same threads, which is the least
-that a step of one row can take. Medians, in milliseconds; "rest" is all that is neither product nor attention, the
-scheduler included; "host" is the processor time of the thread that steps, outside of the core's calls for products,
-attention and blocks; "quick" is the lower quartile of the steps, which other work on the machine disturbs less, and
-the tokens per second are of these.
+The model has random weights. Variants with weights of 8 and 4 bits round activations, except those whose name ends in
+-float; -bf16-cache and -int8-cache keep the KV cache in fewer bits; names that end in -modules run module by module.
+All variants run in this process and alternate, a step each. Between their steps, the same threads read the packed
+weights from first to last, which is the shortest time that a step of one row can take. Figures are medians in
+milliseconds. "rest" is everything except products and attention, including the scheduler. "host" is the processor time
+of the stepping thread outside of the core's calls for products, attention and blocks. "quick" is the lower quartile of
+the steps, which other work on the machine disturbs less; the tokens per second are those of quick steps.
 """
 
 import argparse

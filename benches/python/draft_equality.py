@@ -1,12 +1,12 @@
-"""Thousands of requests with drafts and without, bit for bit, over parameters, precisions and ways to run.
+"""Compares thousands of requests with and without drafts, bit for bit, over parameters, precisions and ways to run.
 
     python benches/python/draft_equality.py --requests 10000 --output-json report.json
     python benches/python/draft_equality.py --world preempted --dtype bfloat16 --requests 1000
 
 Every request runs under ``--batch-invariant`` in an engine without drafts and in one whose controller lets all drafts
-run. What a client can see must be the same, log-probabilities included. In each parameter's cell at least a fifth of
-the requests must have had drafts that were accepted and drafts that were rejected. Cells, worlds and what is compared
-are those of the tests (``tests/draft_pairs.py``). Ends with an error at the first difference.
+run. Everything that a client can see must be equal, including log-probabilities. For each cell of parameters, at least
+a fifth of the requests must have had both accepted and rejected drafts. Cells, worlds and comparisons are those of the
+tests (``tests/draft_pairs.py``). The script ends with an error at the first difference.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""What a second model that guesses gains (``method: draft_model``): tokens per second with it and without, by turns.
+"""Measures what a draft model gains (``method: draft_model``): tokens per second with and without it, alternating.
 
     python benches/python/draft_model_gain.py --num-speculative-tokens 4 --streams 1 8 --output-json report.json
 
-The model is a Llama of 16 layers of 768 over 6,400 ids with random weights, and the one that guesses is its first two
-layers with its embedding, last norm and head. What the other layers add to the hidden states is scaled down
-(``--later-layers``), as trained models of one family agree on most tokens; how many guesses are right follows from
-that, and the report has it. What is said is what the model draws greedily after ids at random. Requests with and
-without take turns step by step in one process, and what is measured is decoding, from the first token on.
+The model is a Llama of 16 layers of 768 over 6,400 ids with random weights. The draft model is its first two layers
+with its embedding, last norm and head. The output that the other layers add to the hidden states is scaled down
+(``--later-layers``), because trained models of one family agree on most tokens; the report has the resulting share of
+right guesses. The model generates greedily after random ids. Requests with and without drafts alternate step by step in
+one process; the script measures decoding, from the first token on.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""What a small client waits during a flood: the time to its first token under each scheduling policy.
+"""Measures how long a small client waits during a flood: its time to first token under each scheduling policy.
 
-One key's flood of many clients with long prompts, each of which sends its next request when it has its answer, and one
-client of another key that sends small requests one after the other. Under ``priority`` the small ones are the more
-important. Reports the percentiles of the small requests' time to the first token and the tokens per second of all, and
-of the flood alone.
+Many clients with one key flood the server with long prompts; each sends its next request when it has its answer. One
+client with another key sends small requests one after the other. Under ``priority``, the small requests have the higher
+priority. The script reports percentiles of the small requests' time to first token, and the tokens per second of all
+requests and of the flood alone.
 
     python benches/python/fair_sharing.py --clients 200 --num-prompts 600 --output-json report.json
 """

@@ -1,16 +1,16 @@
-"""What loading a checkpoint on the CPU costs: its time over that of reading its files, and its memory over their size.
+"""Measures loading a checkpoint on the CPU: its time over that of reading its files, and its memory over their size.
 
     python benches/python/file_loading.py model-Q4_K_M.gguf awq-folder … [--turns 3] [--serve]
 
-Each turn of each checkpoint is a process of its own. It imports torch and makes an ``LLM`` of a small KV cache. Just
-before the weights are loaded, and once more just after, it reads the files into new memory, 16 MiB at a time with one
-thread, and keeps that: a virtual machine takes several times as long for memory that its host has to give it first as
-for what another program has just given back, and so both meet the same. Of that it says: seconds of reading, the mean
-of both times; of importing torch and what the engine imports with it; of loading the weights (``load_model``, from the
-headers to the measured products); of the whole ``LLM`` after the import, without the reading. ``memory_mb`` is what the
-process has more in pages without a file after loading than before, ``most_mb`` the most of all its pages meanwhile.
-Files are read once before, so they are in the page cache. With ``--serve`` also the seconds until ``rustvllm serve`` is
-ready, and of a bare ``import torch`` just before.
+Each turn of each checkpoint is its own process. It imports torch and makes an ``LLM`` with a small KV cache. Just
+before and just after it loads the weights, it reads the files into new memory, 16 MiB at a time with one thread, and
+keeps that memory: on a virtual machine, memory that the host must provide first takes several times as long as memory
+that another program has just returned, and this way loading and reading are treated alike. It reports the seconds of
+reading (the mean of both times); of importing torch and what the engine imports with it; of loading the weights
+(``load_model``, from the headers to the measured products); and of the whole ``LLM`` after the import, without the
+reading. ``memory_mb`` is how much the anonymous memory of the process grew by loading, ``most_mb`` the peak of all its
+pages meanwhile. The script reads the files once before, so they are in the page cache. With ``--serve`` it also reports
+the seconds until ``rustvllm serve`` is ready, and those of a bare ``import torch`` just before.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""How much of a tool call its grammar says by itself: the share of tokens that no model has to be asked for.
+"""Measures the share of a tool call's tokens that its grammar forces, so that no model has to be asked for them.
 
     python benches/python/forced_calls.py --functions BFCL/simple_python.jsonl --tokenizer FOLDER
 
-Each line of ``--functions`` has ``function``, a list of functions whose first one is called as hermes writes it, with
-arguments drawn at random from its schema; no model is run. ``left_out`` counts functions whose schema cannot be
+Each line of ``--functions`` has ``function``, a list of functions. The script calls the first one as hermes writes
+calls, with random arguments from its schema; no model runs. ``left_out`` counts functions whose schema cannot be
 enforced or whose call does not obey it.
 """
 

@@ -1,8 +1,8 @@
-"""Whether ``/health`` and running streams suffer from many streams and from a very long prompt.
+"""Measures how ``/health`` and running streams react to many streams and to a very long prompt.
 
-Open streams of simulated steps, ``/health`` asked all the time from a process of its own over new connections, first
-without and then with a prompt of 200,000 characters every second. Reports percentiles of both, and what the streams'
-gaps grew by beyond the growth of the traced step times.
+The script opens streams of simulated steps, while another process constantly asks ``/health`` over new connections,
+first without and then with a prompt of 200,000 characters every second. It reports percentiles of both, and how much
+more the streams' gaps grew than the traced step times did.
 
     python benches/python/health_under_load.py --streams 500 --step-time 20 --output-json report.json
 """

@@ -1,12 +1,12 @@
-"""What a sum over ranks costs on the CPU: through memory that the ranks share, and by gloo, by turns.
+"""Measures a sum over ranks on the CPU, through shared memory and by gloo, in alternating turns.
 
     python benches/python/rank_sums.py [--ranks 2] [--numbers 768 6144 98304 393216] [--num-sums 200] [--turns 5]
         [--spin-us 200] [--no-pins] [--output-json FILE]
 
-Each rank is a process of one thread, on a processor of its own unless ``--no-pins``. A sum is of so many float32, as
-after half of a block: 768 are one row of a model that is 768 wide. Microseconds as the first rank sees them; before
-each sum the ranks meet, so that waiting for one that is late is not in them. The 10th percentile is what other work on
-the machine disturbs least.
+Each rank is a process of one thread, on its own processor unless ``--no-pins`` is given. A sum has the given count of
+float32 numbers, as after half of a block: 768 are one row of a model that is 768 wide. Times are microseconds as the
+first rank sees them; the ranks meet before each sum, so they include no wait for a late rank. Other work on the machine
+disturbs the 10th percentile least.
 """
 
 import argparse

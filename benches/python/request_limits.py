@@ -1,9 +1,9 @@
-"""What a request at its limits does to others: ``/health`` and the streams of the same API process.
+"""Measures what a request at its limits does to others: ``/health`` and the streams of the same API process.
 
-One request after another has one field as large as a body may be, or comes from a client that keeps to no rules, or is
-rendered by a chat template that takes too much, while 16 streams run over the simulated executor. Of each: how long its
-answer took, and before, during and after it the answers of ``/health``, the gaps between the events of a stream, and
-the memory (during: its most). The parse of such a body, which is not bounded, is timed too.
+While 16 streams run over the simulated executor, the script sends one request after another that has one field as large
+as a body may be, comes from a client that breaks the rules, or uses a chat template that takes too much. For each it
+reports how long the answer took, and, before, during and after it, the answers of ``/health``, the gaps between the
+events of a stream, and the memory (during: the peak). It also times the parse of such a body, which is not bounded.
 
     python benches/python/request_limits.py --server "OTHER/.venv/bin/python -m rustvllm.cli.main serve"
 """

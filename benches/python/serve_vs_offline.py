@@ -1,8 +1,8 @@
-"""What serving costs compared with the same work offline: GPT-2 small's shape, by turns, on the CPU.
+"""Compares serving with the same work offline: GPT-2 small's shape, in alternating turns, on the CPU.
 
-Offline is ``LLM.generate`` in a process of its own; served is ``rustvllm serve`` with a client that streams every
-answer, as many at once as the engine may run. Prompts of 128 tokens, 128 greedy tokens each; while one is measured
-the other has nothing to do.
+Offline is ``LLM.generate`` in its own process. Served is ``rustvllm serve`` with a client that streams as many answers
+at once as the engine may run. Prompts have 128 tokens, answers 128 greedy tokens; while one side is measured, the other
+is idle.
 
     python benches/python/serve_vs_offline.py [--concurrency 16] [--num-prompts 64] --output-json report.json
 """

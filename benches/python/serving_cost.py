@@ -1,7 +1,7 @@
-"""What the serving path costs without a model: ``rustvllm serve --executor sim`` under ``rustvllm bench serve``.
+"""Measures the serving path without a model: ``rustvllm serve --executor sim`` under ``rustvllm bench serve``.
 
-Processor time of the server per streamed token, by process and thread, from /proc. Server and client share the machine,
-so throughput is that of both; processor time is the server's alone. Sections of the report:
+The script reads the server's processor time per streamed token from /proc, by process and thread. Server and client
+share the machine, so throughput is that of both; processor time is the server's alone. Sections of the report:
 
     bare     the same load on a FastAPI stream that does nothing else, and on ours, by turns: the ratio of both
     cost     more concurrencies and step times

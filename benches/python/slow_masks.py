@@ -1,10 +1,10 @@
-"""Gaps between tokens of streams next to requests whose masks take long, with simulated steps.
+"""Measures the gaps between tokens of streams while other requests have slow masks, with simulated steps.
 
     python benches/python/slow_masks.py --streams 8 --slow 1 --step-ms 10
 
-The first half of the time the streams are alone; then ``--slow`` clients send one request after the other, each with a
-schema of its own of 2,000 optional properties, so that each has a first slow mask. The schemas are written before the
-measurement: a client does that elsewhere.
+In the first half of the time, the streams run alone. Then ``--slow`` clients send one request after the other, each
+with its own schema of 2,000 optional properties, so that each has a slow first mask. The script writes the schemas
+before the measurement, because a real client does this on another machine.
 """
 
 import argparse

@@ -1,8 +1,9 @@
-"""A long run of mixed load against simulated steps: gaps between tokens, memory, and what is left at the end.
+"""Runs a long mixed load against simulated steps: gaps between tokens, memory, and what is left at the end.
 
-Streams and whole answers, short and long, one choice and several, with stop strings, some cut off by their client at a
-random time. Each event's arrival is noted; of the gap between two events of a choice, the time of the traced steps that
-made its tokens is taken away, and the rest is what the stack, the machine and this client added.
+The load has streams and whole answers, short and long, with one choice and several, and with stop strings; clients cut
+some of them off at a random time. The script notes the arrival of each event. From the gap between two events of a
+choice it subtracts the time of the traced steps that made its tokens; the stack, the machine and this client added the
+rest.
 
     python benches/python/soak.py --minutes 10 --output-json report.json
     python benches/python/soak.py --minutes 2 --preempt    # a KV cache too small for the load

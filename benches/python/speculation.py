@@ -1,4 +1,4 @@
-"""Tokens per second with drafts and without, by turns, of texts that are known beforehand.
+"""Measures tokens per second with and without drafts, in alternating turns, for texts that are known beforehand.
 
     python benches/python/speculation.py --text repeating random --streams 1 8 32 --output-json report.json
     python benches/python/speculation.py --text edited --prediction --quantization int8
@@ -8,11 +8,11 @@ The model has the shape of GPT-2 small and is made so that it says a given text 
 itself, repeats nothing, alternates, lies, or is the next version of a source file. ``sampled`` is what a model of any
 kind draws at temperature 1 among 1,000 ids; with ``--embedded`` that is the one in the package, whose steps are short.
 
-Each setting is an engine of its own in this process; they take turns step by step, so that what else the machine does
-meets all, and each figure is the median over the rounds, ratios those of one round. What is measured is decoding, from
-the first token on. All engines compute with the core's products, unless ``RUSTVLLM_LINEAR_KERNEL`` says otherwise, so
-that drafts are all that differs. Requests have salts of their own, so that no answer is a draft of another one, unless
-``--shared``. With ``--method draft_model`` a model of two layers guesses, which is wrong every so many places.
+Each setting is its own engine in this process. Engines alternate step by step, so other work on the machine affects all
+of them. Each figure is the median over the rounds, and ratios are those of one round. The script measures decoding,
+from the first token on. All engines compute with the core's products, unless ``RUSTVLLM_LINEAR_KERNEL`` says otherwise,
+so that they only differ in drafts. Each request has its own salt, so that no answer is a draft of another one, unless
+``--shared`` is given. With ``--method draft_model`` a model of two layers guesses, and is wrong at regular places.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""How long ``rustvllm serve`` takes until it is ready: the embedded model, and a checkpoint of GPT-2 small's size.
+"""Measures how long ``rustvllm serve`` takes until it is ready, with the embedded model and one of GPT-2 small's size.
 
-The checkpoint has random weights (124 million, float32) and is written here, just before: its pages are in memory.
+The script writes the second checkpoint just before (124 million random weights, float32), so its pages are in memory.
 
     python benches/python/startup.py --num-iters 5 --output-json report.json
 """

@@ -1,13 +1,13 @@
-"""How long a step takes from the engine to a rank in another process, over the step channel.
+"""Measures how long a step takes from the engine to a rank in another process, over the step channel.
 
     python benches/python/step_channel.py [--rows 256] [--num-steps 2000] [--pause-us 20 300 3000] [--cpus 0 1] [--tcp]
 
-A scheduler plans steps of N decoding requests; each is published (``publish_step``) while one process waits for it, as
-a rank does that follows. Latency is from before the call to when the other process has the step's arrays in its own
-memory, by the clock that both share. ``--pause-us`` is the time between two steps: within 50 us the reader still looks
-for the next one, after that it sleeps and has to be woken. ``--cpus`` keeps the two apart: a kernel may wake the reader
-where the writer runs, which then waits for it. With ``--tcp`` the other process is a node of its own: the frame goes
-over a connection of the loopback into a channel there, and the rank's answers come back. Prints JSON.
+A scheduler plans steps of N decoding requests and publishes each (``publish_step``) while another process waits for it,
+as a worker rank does. Latency is the time from before the call until the other process has the step's arrays in its own
+memory, by a clock that both share. ``--pause-us`` is the time between two steps: for 50 us the reader polls for the
+next one, then it sleeps and has to be woken. ``--cpus`` pins the two to different processors; otherwise a kernel may
+wake the reader where the writer runs, which then waits for it. With ``--tcp`` the other process is its own node: the
+frame goes over a loopback connection into a channel there, and the rank's answers come back. Prints JSON.
 """
 
 import argparse

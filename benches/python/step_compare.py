@@ -1,7 +1,7 @@
-"""Whether the scheduler's step costs what it cost in another commit: ``rustvllm bench step`` of both, in turns.
+"""Compares the cost of the scheduler's step with another commit: ``rustvllm bench step`` of both, in alternating turns.
 
-Two runs that follow each other meet the same machine, so their ratio says more than either number: the median of the
-ratios is what counts, with the quartiles.
+Two consecutive runs find the machine in the same state, so their ratio says more than either number. The result is the
+median of the ratios, with the quartiles.
 
     python benches/python/step_compare.py --other "OTHER/.venv/bin/python -m rustvllm.cli.main" --turns 20
 """

@@ -1,4 +1,4 @@
-"""What a step of the engine costs on the host: ``EngineCore.step`` over a model so small that little else is left.
+"""Measures what a step of the engine costs on the host: ``EngineCore.step`` over a model with next to no computation.
 
     python benches/python/step_cost.py [--batch-sizes 1 16 64 256] [--sampling greedy random] [--shape tiny gpt2-small]
         [--attention-backend auto torch cpu] [--profile]

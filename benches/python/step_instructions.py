@@ -1,7 +1,8 @@
-"""Instructions that a step of the control plane takes here and in another commit, counted by valgrind, without a clock.
+"""Counts the instructions of a step of the control plane with valgrind, here and in another commit, without a clock.
 
-Both are built with this checkout's ``benches/examples/step_loop.rs``, each in a folder of its own. The instructions of
-a step are the difference of a long and a short run, divided by the steps between them: the same on a busy machine.
+The script builds both with this checkout's ``benches/examples/step_loop.rs``, each in its own folder. The instructions
+of a step are the difference of a long and a short run, divided by the steps between them, so they are the same on a
+busy machine.
 
     python benches/python/step_instructions.py --other OTHER
 """

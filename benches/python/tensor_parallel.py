@@ -1,12 +1,13 @@
-"""What sharing a model costs on the CPU: so many ranks of one thread next to one process with as many threads.
+"""Measures the cost of sharing a model on the CPU: N ranks of one thread, compared with one process of N threads.
 
     python benches/python/tensor_parallel.py [--ranks 2] [--dtype float32|bfloat16] [--quantization int8]
         [--collectives shared gloo] [--rows 1 8 32] [--prefill 512] [--num-steps 20] [--turns 3] [--output-json FILE]
 
-Random weights in the shape of a Llama of 160 million. The processes are there from the beginning and take turns, so
-many steps each; those whose turn it is not wait for a line. Milliseconds of a step: forward pass, logits and argmax.
-"quick" is the lower quartile, which other work on the machine disturbs less, and the ratio of the two is that of the
-quick ones. "share in collectives" is of each rank's time: where another rank is late, that is in it.
+The model has random weights in the shape of a Llama of 160 million. All processes exist from the beginning and
+alternate, a fixed number of steps each; the others wait for a line. Figures are milliseconds of a step: forward pass,
+logits and argmax. "quick" is the lower quartile, which other work on the machine disturbs less, and the ratio of the
+two is that of the quick steps. "share in collectives" is the share of each rank's time, including waits for a late
+rank.
 """
 
 import argparse

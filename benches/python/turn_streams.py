@@ -1,6 +1,6 @@
-"""Chat streams that are read for tool calls and thoughts next to plain ones, by turns: tokens/s and processor time.
+"""Compares chat streams that are parsed for tool calls and reasoning with plain ones: tokens/s and processor time.
 
-The steps are simulated, so that what is measured is the way from a token to its event. Scenes:
+The steps are simulated, so the script measures the way from a token to its event. Scenes alternate:
 
     plain     nothing is looked for
     calls     ``tools`` that may be called, held to nothing (``--tool-call-constraint off``)

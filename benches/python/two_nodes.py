@@ -1,11 +1,11 @@
-"""One model on two nodes: two network namespaces, and a network between them that delays every packet.
+"""Runs one model on two nodes: two network namespaces, and a network between them that delays every packet.
 
     python benches/python/two_nodes.py [--model MODEL] [--delay-ms 0.5] [--threads 1] [--shapes tp pp]
 
-Each node is a namespace of its own with one tun device (root, or ``unshare -rn``); a thread carries packets from one
-to the other and keeps each for the delay, so that a round trip takes twice as long, and more. The head generates with
-two ranks on two nodes (gloo), and once more without the second node; prints the round trip, whether
-the tokens are equal, times, and what happens when the network is cut, as JSON. Exit code 1 where a token differs.
+Each node is its own namespace with one tun device (root, or ``unshare -rn``). A thread carries packets from one to the
+other and keeps each for the delay, so a round trip takes at least twice as long. The head generates with two ranks on
+two nodes (gloo), and again without the second node. The script prints the round trip, whether the tokens are equal,
+times, and what happens when the network is cut, as JSON. The exit code is 1 if a token differs.
 """
 
 import argparse
