@@ -188,7 +188,7 @@ class LLM:
         self._check_turn()
         check_no_media(mm_processor_kwargs)
         if (prompts is None) == (prompt_token_ids is None):
-            raise InvalidRequestError("give either prompts or prompt_token_ids, one of the two", "prompt")
+            raise InvalidRequestError("give either prompts or prompt_token_ids, not both or neither", "prompt")
         checked = as_prompts_of_ids(prompt_token_ids) if prompts is None else as_prompts(prompts)
         if tokenization_kwargs:
             checked = with_tokenization(checked, tokenization_kwargs)

@@ -33,7 +33,7 @@ def as_prompts_of_ids(prompts: Any) -> list[PromptType]:
     for prompt in (prompts, *(prompts if isinstance(prompts, Sequence) else ())):
         if isinstance(prompt, str | Mapping):
             raise InvalidRequestError(
-                f"a prompt of token ids must be a list of these, got {type(prompt).__name__}", "prompt_token_ids"
+                f"a prompt of token ids must be a list of integers, got {type(prompt).__name__}", "prompt_token_ids"
             )
     return as_prompts(prompts)
 
@@ -48,12 +48,12 @@ def params_of_each(given: Any, num_prompts: int) -> Sequence[Any]:
         return [given] * num_prompts
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise InvalidRequestError(
-            f"sampling_params must be a SamplingParams or a list of these, got {type(given).__name__}",
+            f"sampling_params must be a SamplingParams or a list of them, got {type(given).__name__}",
             "sampling_params",
         )
     if len(given) != num_prompts:
         raise InvalidRequestError(
-            f"sampling_params has {len(given)} entries for {num_prompts} prompts; give one, or one for each",
+            f"sampling_params has {len(given)} entries for {num_prompts} prompts; give one, or one per prompt",
             "sampling_params",
         )
     return given
@@ -68,10 +68,10 @@ def priority_of_each(given: Any, num_prompts: int) -> Sequence[Any]:
     if given is None or isinstance(given, int):
         return [0 if given is None else given] * num_prompts
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise InvalidRequestError(f"priority must be an integer or a list of these, got {given!r:.80}", "priority")
+        raise InvalidRequestError(f"priority must be an integer or a list of integers, got {given!r:.80}", "priority")
     if len(given) != num_prompts:
         raise InvalidRequestError(
-            f"priority has {len(given)} entries for {num_prompts} prompts; give one, or one for each", "priority"
+            f"priority has {len(given)} entries for {num_prompts} prompts; give one, or one per prompt", "priority"
         )
     return given
 
@@ -84,7 +84,7 @@ def with_tokenization(prompts: list[PromptType], options: Mapping[str, Any]) -> 
         )
     if unknown := sorted(set(options) - {"add_special_tokens"}):
         raise InvalidRequestError(
-            f"tokenization_kwargs may hold add_special_tokens, got {', '.join(map(str, unknown))}",
+            f"tokenization_kwargs may only have add_special_tokens, got {', '.join(map(str, unknown))}",
             "tokenization_kwargs",
         )
     changed: list[Any] = []  # what the dicts hold is checked with the rest of the request
@@ -101,7 +101,9 @@ def with_tokenization(prompts: list[PromptType], options: Mapping[str, Any]) -> 
 def check_no_media(options: Mapping[str, Any] | None) -> None:
     """Refuse options for media."""
     if options:
-        raise InvalidRequestError("mm_processor_kwargs is not supported: prompts are text alone", "mm_processor_kwargs")
+        raise InvalidRequestError(
+            "mm_processor_kwargs is not supported: prompts can only be text", "mm_processor_kwargs"
+        )
 
 
 def check_chat_options(

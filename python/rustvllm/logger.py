@@ -144,16 +144,14 @@ def read_logging_config(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size > _LARGEST_CONFIG:
-            raise ConfigError(f"the logging configuration {path} has {size} bytes; at most {_LARGEST_CONFIG} are read")
+            raise ConfigError(f"the logging configuration {path} has {size} bytes; the limit is {_LARGEST_CONFIG}")
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the logging configuration {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the logging configuration {path} is not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise ConfigError(
-            f"the logging configuration {path} must be a JSON object as logging.config.dictConfig takes it"
-        )
+        raise ConfigError(f"the logging configuration {path} must be a JSON object for logging.config.dictConfig")
     return config
 
 

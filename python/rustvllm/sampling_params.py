@@ -253,9 +253,7 @@ class SamplingParams:
         for name, limit in MAX_ENTRIES.items():
             value = getattr(self, name)
             if isinstance(value, Sized) and not isinstance(value, str) and len(value) > limit:
-                raise InvalidRequestError(
-                    f"{name} has {len(value)} entries, at most {limit} are possible: send fewer", name
-                )
+                raise InvalidRequestError(f"{name} has {len(value)} entries; the limit is {limit}: send fewer", name)
 
     def _check_sampling(self) -> None:
         if self.n != 1 or type(self.n) is not int:  # the limit is read from the environment
@@ -281,8 +279,8 @@ class SamplingParams:
             raise InvalidRequestError(f"best_of must be 1 when using greedy sampling, got {best_of}", "best_of")
         if self.output_kind is RequestOutputKind.DELTA:
             raise InvalidRequestError(
-                f"best_of must be n ({self.n}) when the answer is streamed, got {best_of}: "
-                "the best are known at the end",
+                f"best_of must be n ({self.n}) when the answer is streamed, got {best_of}: the best samples are only "
+                "known at the end",
                 "best_of",
             )
 
@@ -325,7 +323,8 @@ class SamplingParams:
         stop = self.stop_strings
         if stop and not self.detokenize:
             raise InvalidRequestError(
-                "stop strings are found in the text and so need detokenize=True; use stop_token_ids without it", "stop"
+                "stop strings are found in the text, so they need detokenize=True; without it, use stop_token_ids",
+                "stop",
             )
         if not _is_empty(self.stop_token_ids):
             _check_ids("stop_token_ids", self.stop_token_ids)
@@ -364,14 +363,14 @@ class SamplingParams:
             )
         if self.structured_outputs is not None and not self.detokenize:
             raise InvalidRequestError(
-                "structured_outputs are about text and so need detokenize=True", "structured_outputs"
+                "structured_outputs applies to text, so it needs detokenize=True", "structured_outputs"
             )
 
     def _check_beams(self) -> None:
         if not self.use_beam_search:
             if self.length_penalty != 1:
                 raise InvalidRequestError(
-                    f"length_penalty is for beam search: set use_beam_search, or leave it at 1 (got "
+                    "only beam search uses length_penalty: set use_beam_search, or leave length_penalty at 1 (got "
                     f"{self.length_penalty:g})",
                     "length_penalty",
                 )
@@ -385,13 +384,14 @@ class SamplingParams:
             )
         if not self.is_greedy and self.temperature != 1:
             raise InvalidRequestError(
-                f"temperature must be 0 or 1 with use_beam_search, got {self.temperature:g}: beams are compared by the "
+                f"temperature must be 0 or 1 with use_beam_search, got {self.temperature:g}: beam search compares the "
                 "model's own probabilities",
                 "temperature",
             )
         if self.output_kind is RequestOutputKind.DELTA:
             raise InvalidRequestError(
-                "use_beam_search cannot be streamed: which beams are the best is known at the end", "use_beam_search"
+                "use_beam_search cannot be streamed, because the best beams are only known at the end",
+                "use_beam_search",
             )
         if len(self.stop_token_ids or ()) > MAX_BEAM_STOP_TOKEN_IDS:
             raise InvalidRequestError(
@@ -426,10 +426,12 @@ class SamplingParams:
         try:
             text = json.dumps(dict(self.extra_args), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidRequestError(f"extra_args must be what JSON can say: {error}", "extra_args") from None
+            raise InvalidRequestError(
+                f"extra_args must only hold values that JSON can express: {error}", "extra_args"
+            ) from None
         if len(text) > MAX_EXTRA_ARGS_CHARS:
             raise InvalidRequestError(
-                f"extra_args has {len(text)} characters as JSON, at most {MAX_EXTRA_ARGS_CHARS} are possible",
+                f"extra_args has {len(text)} characters as JSON; the limit is {MAX_EXTRA_ARGS_CHARS}",
                 "extra_args",
             )
 
@@ -557,11 +559,11 @@ def _check_words(name: str, words: object) -> None:
             )
         if not word.strip():
             raise InvalidRequestError(
-                f"{name} must not contain an empty word, or one of spaces alone, got {shown(word)}", name
+                f"{name} must not contain an empty word or a word that is only spaces, got {shown(word)}", name
             )
         if len(word) > MAX_WORD_CHARS:
             raise InvalidRequestError(
-                f"a word of {name} has {len(word)} characters, at most {MAX_WORD_CHARS} are possible", name
+                f"a word of {name} has {len(word)} characters; the limit is {MAX_WORD_CHARS}", name
             )
         if not is_valid_unicode(word):
             raise InvalidRequestError(f"{name} must be valid Unicode, got {shown(word)}", name)

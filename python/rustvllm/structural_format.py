@@ -89,9 +89,7 @@ class _Check:
             raise ValueError(f"{place} of a structural_tag must be an object, got {value!r:.80}")
         kind = value.get("type")
         if kind not in _KINDS:
-            raise ValueError(
-                f"{place} of a structural_tag has the type {kind!r:.80}: supported are {', '.join(_KINDS)}"
-            )
+            raise ValueError(f"{place} of a structural_tag has the type {kind!r:.80}; supported: {', '.join(_KINDS)}")
         self.num_formats += 1
         if depth > MAX_DEPTH or self.num_formats > MAX_STRUCTURES:
             raise ValueError(f"a structural_tag has at most {MAX_STRUCTURES} formats, {MAX_DEPTH} within one another")
@@ -254,12 +252,12 @@ def _text(value: Mapping[str, Any], name: str, place: str) -> str:
     limit = {"pattern": 64 * MAX_TEXT_CHARS, "grammar": MAX_CHARS}.get(name, MAX_TEXT_CHARS)
     may_be_empty = name in ("end", "separator")
     if not isinstance(text, str) or len(text) > limit or not (text or may_be_empty):
-        raise ValueError(f"{name} of {place} must be a text of 1 to {limit} characters, got {text!r:.80}")
+        raise ValueError(f"{name} of {place} must be a string of 1 to {limit} characters, got {text!r:.80}")
     return text
 
 
 def _list(value: Mapping[str, Any], name: str, place: str) -> Sequence[Any]:
     found = value.get(name)
     if isinstance(found, str) or not isinstance(found, Sequence) or not found:
-        raise ValueError(f"{name} of {place} must be a list of one or more, got {found!r:.80}")
+        raise ValueError(f"{name} of {place} must be a list with at least one entry, got {found!r:.80}")
     return found

@@ -117,7 +117,7 @@ def parse(value: object) -> Mapping[str, Any]:
 def _list(value: Mapping[str, Any], name: str) -> Sequence[Any]:
     found = value.get(name)
     if isinstance(found, str) or not isinstance(found, Sequence) or not found:
-        raise ValueError(f"{name} of a structural_tag must be a list of one or more, got {found!r:.80}")
+        raise ValueError(f"{name} of a structural_tag must be a list with at least one entry, got {found!r:.80}")
     return found
 
 
@@ -133,7 +133,7 @@ def _structure(value: object) -> Structure:
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT_CHARS:
         raise ValueError(
-            f"{name} of a structural_tag must be a text of 1 to {MAX_TEXT_CHARS} characters, got {value!r:.80}"
+            f"{name} of a structural_tag must be a string of 1 to {MAX_TEXT_CHARS} characters, got {value!r:.80}"
         )
     return value
 

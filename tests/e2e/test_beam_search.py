@@ -307,5 +307,5 @@ def test_generate_takes_the_parameters_of_a_search_alone_or_in_a_list(llm):
 
 def test_a_vocabulary_too_small_for_the_beams_is_said(llm):
     wide = SamplingParams(n=25, use_beam_search=True, stop_token_ids=[1, 2, 3], max_tokens=2)
-    with pytest.raises(InvalidRequestError, match="looks at 125 candidates, and the vocabulary has 97"):
+    with pytest.raises(InvalidRequestError, match="needs 125 candidates, but the vocabulary has 97"):
         llm.generate({"prompt_token_ids": PROMPTS[0]}, wide, use_tqdm=False)

@@ -100,7 +100,7 @@ sys.exit(main.main(["serve", "/no/such/folder"]))
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        (["serve", "/no/such/folder"], 1, "there is no folder /no/such/folder"),
+        (["serve", "/no/such/folder"], 1, "there is no folder and no GGUF file /no/such/folder"),
         (["serve", "gpt2"], 1, "cannot get the model openai-community/gpt2 (asked for as gpt2)"),
         (["serve", "--max-num-seqs", "0"], 1, "--max-num-seqs must be at least 1, got 0"),
         (["serve", "--max-modle-len", "5"], 2, "did you mean --max-model-len?"),

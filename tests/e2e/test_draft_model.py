@@ -153,7 +153,7 @@ def test_its_cache_counts_as_memory_of_a_block():
 @pytest.mark.parametrize(
     ("config", "engine", "message"),
     [
-        ({"model": None}, {}, "draft_model needs model, a name or folder of the second model, got None"),
+        ({"model": None}, {}, "draft_model needs model, the name or folder of the draft model, got None"),
         ({"num_speculative_tokens": None}, {}, "draft_model needs num_speculative_tokens"),
         ({}, {"async_scheduling": True}, "cannot be combined with async_scheduling"),
         ({}, {"executor": "sim"}, "cannot be combined with executor=sim"),
@@ -171,7 +171,7 @@ def test_models_that_do_not_fit_each_other_are_refused(tmp_path):
     config = json.loads((source / "config.json").read_text())
     scenes = {
         "ids": (config | {"vocab_size": config["vocab_size"] + 8}, "both must have the same vocabulary"),
-        "short": (config | {"n_positions": 64}, "was made for 64 tokens, but max_model_len is 512"),
+        "short": (config | {"n_positions": 64}, "supports at most 64 tokens, but max_model_len is 512"),
     }
     for name, (changed, message) in scenes.items():
         shutil.copytree(source, tmp_path / name)
@@ -184,5 +184,5 @@ def test_models_that_do_not_fit_each_other_are_refused(tmp_path):
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (tmp_path / "words/tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(ConfigError, match="have tokenizers of other ids"):
+    with pytest.raises(ConfigError, match="have different vocabularies"):
         LLM(speculative_config={**SAME, "model": str(tmp_path / "words")})

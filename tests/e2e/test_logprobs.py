@@ -128,7 +128,7 @@ def test_the_golden_ones(llm, folder):
     assert num_compared > 100
 
 
-@pytest.mark.parametrize(("num_logprobs", "message"), [(21, "at most 20"), (-1, "vocabulary of 512")])
+@pytest.mark.parametrize(("num_logprobs", "message"), [(21, "the limit is 20"), (-1, "vocabulary of 512")])
 def test_too_many(llm, num_logprobs, message):
     with pytest.raises(InvalidRequestError, match=message):
         llm.generate(["a"], SamplingParams(logprobs=num_logprobs))

@@ -238,7 +238,7 @@ def test_a_node_ends_with_the_head_and_waits_for_its_next_engine_if_told_to() ->
             ranks = other.ranks()
             first.send_signal(signal.SIGKILL)
         assert other.wait(10) == 1
-        assert "has ended or cannot be reached any more" in other.text
+        assert "has ended or can no longer be reached" in other.text
         assert_gone(ranks)
 
 
@@ -336,7 +336,7 @@ def test_other_secrets_and_none_are_refused_on_the_node_and_the_head_goes_on(log
 
 def test_a_head_without_a_secret_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RUSTVLLM_ENGINE_SECRET")
-    with pytest.raises(ConfigError, match=r"nnodes is 2, and nodes must know a secret of 16 bytes or more: set"):
+    with pytest.raises(ConfigError, match=r"nnodes is 2, and all nodes need the same secret of 16 bytes or more: set"):
         head(free_port())
 
 
@@ -362,7 +362,7 @@ def test_nodes_that_do_not_come_are_named_on_both_sides(log: list[str]) -> None:
     with node(port, "--distributed-timeout-seconds", "7") as alone:
         assert alone.wait() == 1
         assert re.search(r"node 1 \(.+\) waits for the head \(node 0\) at 127.0.0.1 port", alone.text)
-        assert re.search(r"node 1 \(.+\) found nothing that listens as the head .+ within 7 s", alone.text)
+        assert re.search(r"node 1 \(.+\) could not reach the head .+ within 7 s", alone.text)
     message = r"node 1 of 2 did not come to node 0 \(.+\) at 127.0.0.1 port \d+ within 6 s"
     with pytest.raises(ModelLoadError, match=message):
         head(port, distributed_timeout_seconds=6)
@@ -416,10 +416,16 @@ def test_what_cannot_be_is_refused_by_name(options: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["-r", "1"], "--node-rank 1 is a machine whose engine is on node 0, so it serves no API: add --headless"),
+        (
+            ["-r", "1"],
+            (
+                "--node-rank 1 only runs ranks, because the engine is on node 0, so this machine cannot serve the API: "
+                "add --headless"
+            ),
+        ),
         (
             ["-r", "1", "--headless", "--engine-address", "tcp:127.0.0.1:1"],
-            "--node-rank 1 follows the engine of node 0 and has none of its own: leave --engine-address out",
+            "--node-rank 1 has no engine of its own, because the engine is on node 0: leave --engine-address out",
         ),
         (["-r", "2", "--headless"], "--node-rank is 2, but nnodes is 2: node ranks are 0 to 1"),
         (["--engine-secret-file", "/dev/null"], "-file /dev/null has 0 bytes"),

@@ -138,7 +138,7 @@ def test_samples_share_a_prompt_that_was_scored_once(unchunked, reference):
 def test_one_token_and_bad_values(unchunked, monkeypatch):
     [output] = unchunked.generate([{"prompt_token_ids": [5]}], SamplingParams(max_tokens=1, prompt_logprobs=2))
     assert output.prompt_logprobs == [None]
-    for number, message in ((21, "prompt_logprobs is 21, at most 20"), (-1, "vocabulary of 512")):
+    for number, message in ((21, "prompt_logprobs is 21, but the limit is 20"), (-1, "vocabulary of 512")):
         with pytest.raises(InvalidRequestError, match=message):
             unchunked.generate(["a"], SamplingParams(prompt_logprobs=number))
     monkeypatch.setattr(input_processor, "MAX_PROMPT_LOGPROBS", 50)

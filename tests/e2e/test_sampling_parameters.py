@@ -241,7 +241,7 @@ def fails(output, logits):
     ("call", "message"),
     [
         (fails, "ZeroDivisionError: a user's mistake"),
-        (lambda output, logits: None, r"must return a row of \d+ logits, got None"),
+        (lambda output, logits: None, r"must return \d+ logits, got None"),
         (lambda output, logits: logits[:5], r"got torch.float32 \[5\]"),
         (lambda output, logits: logits.argsort(), r"got torch.int64"),
         (lambda logits: logits, "TypeError"),
@@ -298,9 +298,9 @@ def test_a_class_refuses_a_request(processed):
         (["json:NoSuchClass"], "cannot be imported: AttributeError"),
         (["json:JSONDecoder"], "must be a subclass of rustvllm.LogitsProcessor"),
         (["json"], "neither of the form module:Class nor a class"),
-        ([print], "functions belong into SamplingParams"),
+        ([print], "pass functions in SamplingParams"),
         ("json:x", "must be a list"),
-        ([LogitsProcessor], "cannot be made: TypeError"),
+        ([LogitsProcessor], "cannot be created: TypeError"),
     ],
 )
 def test_a_class_that_is_none_is_refused(given, message):
@@ -315,11 +315,11 @@ def test_a_class_that_is_none_is_refused(given, message):
         ({"allowed_token_ids": [1, 10**6]}, "allowed_token_ids", "1000000, which is not in the vocabulary"),
         ({"bad_words": ["x" * 500]}, "bad_words", "it must have 1 to 128"),
         ({"bad_words": [f"{i}z" for i in range(2100)]}, "bad_words", "at most 4096 are possible"),
-        ({"allowed_token_ids": [261], "bad_words": ["a"]}, "bad_words", "leave none of the 1 allowed_token_ids"),
+        ({"allowed_token_ids": [261], "bad_words": ["a"]}, "bad_words", "exclude all 1 allowed_token_ids"),
         (
             {"allowed_token_ids": [261], "stop_token_ids": [261], "min_tokens": 2},
             "allowed_token_ids",
-            "nothing could be sampled before",
+            "no token could be sampled before that",
         ),
     ],
 )

@@ -176,15 +176,15 @@ def test_a_prediction_means_nothing_without_drafts(pair):
     [
         (5, "prediction must be text or a list of token ids, got int"),
         ({"type": "content"}, "prediction must be text or a list of token ids, got dict"),
-        ([1, -1], "prediction must hold token ids from 0 to 2047 alone"),
-        ([2048], "prediction must hold token ids from 0 to 2047 alone"),
-        ([10**20], "prediction must hold token ids from 0 to 2047 alone"),
-        ([1.5], "prediction must hold token ids from 0 to 2047 alone"),
-        (["a"], "prediction must hold token ids from 0 to 2047 alone"),
-        ("a \ud800", "prediction holds lone surrogates, which stand for no character"),
-        ([1] * 257, "prediction has 257 tokens, but no answer has more than 256: shorten it"),
-        ("a b " * 400, "prediction has 801 tokens, but no answer has more than 256: shorten it"),
-        ("x" * 10**6, "prediction has 1000000 characters, more than the 256 tokens of the longest answer can have"),
+        ([1, -1], "prediction must only contain token ids from 0 to 2047"),
+        ([2048], "prediction must only contain token ids from 0 to 2047"),
+        ([10**20], "prediction must only contain token ids from 0 to 2047"),
+        ([1.5], "prediction must only contain token ids from 0 to 2047"),
+        (["a"], "prediction must only contain token ids from 0 to 2047"),
+        ("a \ud800", "prediction contains lone surrogates, which are not characters"),
+        ([1] * 257, "prediction has 257 tokens, but an answer has at most 256: shorten it"),
+        ("a b " * 400, "prediction has 801 tokens, but an answer has at most 256: shorten it"),
+        ("x" * 10**6, "prediction has 1000000 characters, which is more than 256 tokens, the longest answer, can have"),
     ],
     ids=lambda value: str(value)[:16].encode("ascii", "replace").decode(),
 )
@@ -202,7 +202,7 @@ async def test_a_long_prediction_is_tokenised_off_the_event_loop(pair):
     ids = await reader.read_off_loop(text)
     assert list(ids) == tokenizer.encode(text, add_special_tokens=False)
     assert len(text) > 2048
-    with pytest.raises(InvalidRequestError, match="prediction holds lone surrogates") as caught:
+    with pytest.raises(InvalidRequestError, match="prediction contains lone surrogates") as caught:
         await reader.read_off_loop(text + "\ud800")
     assert caught.value.param == "prediction"
 
@@ -256,5 +256,5 @@ async def test_streams_of_another_process_see_no_drafts(pair, monkeypatch):
 
 
 def test_what_is_not_there_is_refused_before_a_model_is_loaded():
-    with pytest.raises(ConfigError, match="method 'eagle3' is not supported yet; what there is: ngram, suffix, auto"):
+    with pytest.raises(ConfigError, match="method 'eagle3' is not supported yet; rustvllm has ngram, suffix, auto"):
         LLM(speculative_config={"method": "eagle3", "model": "some/head", "num_speculative_tokens": 3})

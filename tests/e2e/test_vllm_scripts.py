@@ -123,7 +123,7 @@ def test_tokenization_keywords_of_chat(tmp_path):
             given = None if special is None else {"add_special_tokens": special}
             [output] = llm.chat(messages, GREEDY, **template, tokenization_kwargs=given)
             assert (output.prompt, output.prompt_token_ids) == ("Hi", expected)
-        with pytest.raises(InvalidRequestError, match="may hold add_special_tokens, got padding"):
+        with pytest.raises(InvalidRequestError, match="may only have add_special_tokens, got padding"):
             llm.chat(messages, GREEDY, **template, tokenization_kwargs={"padding": True})
         with pytest.raises(InvalidRequestError, match="tokenization_kwargs must be a dict, got str"):
             llm.chat(messages, GREEDY, **template, tokenization_kwargs="no")
@@ -134,7 +134,7 @@ def test_tokenization_keywords_of_chat(tmp_path):
     [
         ({}, "give either prompts or prompt_token_ids"),
         ({"prompts": "a", "prompt_token_ids": [1]}, "give either prompts or prompt_token_ids"),
-        ({"prompts": "a", "tokenization_kwargs": {"padding": True}}, "may hold add_special_tokens, got padding"),
+        ({"prompts": "a", "tokenization_kwargs": {"padding": True}}, "may only have add_special_tokens, got padding"),
         ({"prompts": "a", "tokenization_kwargs": {"add_special_tokens": 1}}, "must be True or False, got 1"),
     ],
 )

@@ -494,20 +494,20 @@ WRONG = {
     "use_dora": (lambda f: edit_config(f, use_dora="yes"), "use_dora must be true or false"),
     "biases": (lambda f: edit_config(f, bias="all"), "bias is 'all'"),
     "whole modules": (lambda f: edit_config(f, modules_to_save=["lm_head"]), "modules_to_save"),
-    "biases of the matrices": (lambda f: edit_config(f, lora_bias=True), "lora_bias is True .* not served"),
+    "biases of the matrices": (lambda f: edit_config(f, lora_bias=True), "lora_bias is True .* not supported"),
     "one for some tokens alone (aLoRA)": (
-        lambda f: edit_config(f, alora_invocation_tokens=[5, 6]), r"alora_invocation_tokens is \[5, 6\] .* not served",
+        lambda f: edit_config(f, alora_invocation_tokens=[5, 6]), r"alora_invocation_tokens .* not supported",
     ),
     "layers that are there twice": (
-        lambda f: edit_config(f, layer_replication=[[0, 2], [1, 2]]), "layer_replication is .* not served",
+        lambda f: edit_config(f, layer_replication=[[0, 2], [1, 2]]), "layer_replication is .* not supported",
     ),
-    "another method": (lambda f: edit_config(f, peft_type="IA3"), "only LORA is served"),
+    "another method": (lambda f: edit_config(f, peft_type="IA3"), "only supports LORA"),
     "a start that changes the base": (lambda f: edit_config(f, init_lora_weights="pissa_niter_4"), "pissa"),
-    "a bad expression": (lambda f: edit_config(f, target_modules="("), "cannot be read"),
+    "a bad expression": (lambda f: edit_config(f, target_modules="("), "invalid regular expression"),
     "a number that is none": (lambda f: edit_tensors(f, with_nan), "not finite"),
     "half of the tensors": (lambda f: edit_tensors(f, without_b), "but no lora_B"),
     "a layer is missing": (lambda f: edit_tensors(f, without_a_layer), "7 of them have no tensors"),
-    "another model": (lambda f: edit_tensors(f, of_other_width), "the adapter is another model's"),
+    "another model": (lambda f: edit_tensors(f, of_other_width), "the adapter belongs to another model"),
     "the head": (
         lambda f: edit_tensors(
             f, lambda t: [named(f"base_model.model.lm_head.lora_{k}.weight")(t) for k in "AB"]
@@ -585,11 +585,11 @@ def test_engines_that_serve_none_say_so(world):
         ({"max_loras": 0}, "max_loras must be an integer between 1"),
         ({"enable_lora": False, "lora_modules": ["a=b"]}, "lora_modules needs enable_lora"),
         ({"lora_modules": ["a"]}, "expected name=path"),
-        ({"lora_modules": ['{"name": "a"}']}, "needs name and path"),
+        ({"lora_modules": ['{"name": "a"}']}, "must have name and path"),
         ({"lora_modules": [f"a={requests[0].lora_path}"] * 2}, "names 'a' twice"),
         (
             {"lora_modules": [f"base={requests[0].lora_path}"], "served_model_name": "base"},
-            "has the name of the model",
+            "has the same name as the served model",
         ),
     ):
         with pytest.raises(ConfigError, match=message):

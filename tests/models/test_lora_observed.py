@@ -87,4 +87,4 @@ def test_the_page_of_a_request_names_its_adapter(repository, tmp_path, capsys):
     assert trace([*flags, "--adapter", "polite"]) == 0
     assert "temperature 0, adapter polite" in " ".join(capsys.readouterr().out.split())
     assert trace([*flags, "--adapter", "rude"]) == 1
-    assert "--adapter is 'rude', but the adapters that are loaded are polite" in capsys.readouterr().err
+    assert "--adapter is 'rude', but the loaded adapters are polite" in capsys.readouterr().err

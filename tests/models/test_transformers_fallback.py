@@ -234,17 +234,17 @@ def config_of(model_type, architecture, **options):
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (config_of("bloom", "BloomForCausalLM"), "its ALiBi biases are added inside its own attention"),
+        (config_of("bloom", "BloomForCausalLM"), "it adds ALiBi biases inside its own attention"),
         (config_of("mamba", "MambaForCausalLM"), "it keeps a recurrent state"),
         (config_of("gptj", "GPTJForCausalLM"), "does not go through transformers' attention interface"),
-        (config_of("bart", "BartForCausalLM", is_encoder_decoder=True), "an encoder and a decoder"),
+        (config_of("bart", "BartForCausalLM", is_encoder_decoder=True), "an encoder-decoder model"),
         (config_of("bert", "BertLMHeadModel"), "its mask is neither causal nor a causal sliding window"),
         (config_of("qwen3_next", "Qwen3NextForCausalLM"), "it keeps a recurrent state"),
         (config_of("lfm2", "Lfm2ForCausalLM", layer_types=["conv", "full_attention"]), "(Conv1d) mixes tokens"),
         (config_of("gpt_oss", "GptOssForCausalLM", num_local_experts=2), "asks attention for s_aux"),
         (config_of("diffllama", "DiffLlamaForCausalLM"), "attends more than once per token"),
-        (config_of("llama4_text", "Llama4ForCausalLM", head_dim=8, num_local_experts=2), "no decoder apart from its"),
-        (config_of("frog", "FrogForCausalLM"), "neither built here nor in transformers"),
+        (config_of("llama4_text", "Llama4ForCausalLM", head_dim=8, num_local_experts=2), "cannot be separated from"),
+        (config_of("frog", "FrogForCausalLM"), "neither in rustvllm nor in transformers"),
         (config_of("frog", "FrogForImages"), "has the architecture FrogForImages; supported are"),
         (config_of("stablelm", "StableLmForCausalLM", hidden_act="croak"), "cannot build it from this config.json"),
         (config_of("stablelm", "StableLmForCausalLM", quantization_config={"bits": 4}), "names no quant_method"),
@@ -262,7 +262,7 @@ def test_frequencies_that_follow_the_batch_are_pinned_and_limited(tmp_path):
     reference = make("arcee", {"rope_parameters": rope})
     reference.save_pretrained(tmp_path)
     assert read(tmp_path, max_model_len=None).max_model_len == 512
-    with pytest.raises(ModelLoadError, match="max_model_len is 129, but ArceeForCausalLM was made for 128 positions"):
+    with pytest.raises(ModelLoadError, match="max_model_len is 129, but this ArceeForCausalLM has 128 positions"):
         load(tmp_path, max_model_len=129)
     requests = greedy([3, 100], 12)
     NaiveEngine(load(tmp_path), chunk=50).run(requests)
@@ -350,7 +350,7 @@ def test_code_of_the_model_runs_only_when_it_is_trusted(frog):
     folder, marker = frog()
     with pytest.raises(ModelLoadError) as caught:
         load(folder, load_format="dummy")
-    assert "modeling_frog.FrogForCausalLM), which runs only with --trust-remote-code" in str(caught.value)
+    assert "modeling_frog.FrogForCausalLM), which only runs with --trust-remote-code" in str(caught.value)
     assert not marker.exists()
     model = load(folder, load_format="dummy", trust_remote_code=True)
     assert marker.exists()
@@ -368,7 +368,7 @@ def test_code_that_counts_positions_itself_is_found_out(frog):
 
 def test_layers_that_do_not_attend_are_found_out(frog):
     folder, _ = frog(num_layers="1")
-    with pytest.raises(ModelLoadError, match="1 of its 2 layers attend through transformers' attention interface"):
+    with pytest.raises(ModelLoadError, match="1 of its 2 layers use transformers' attention interface"):
         load(folder, load_format="dummy", trust_remote_code=True)
 
 

@@ -88,7 +88,7 @@ async def test_an_engine_that_is_started_again_is_worth_waiting_for():
         response = await client.get("/health")
         assert (response.status_code, response.json()["status"]) == (503, "restarting")
         refused = await client.post("/v1/completions", json=GOOD)
-        assert_error(refused, 503, "ServiceUnavailableError", says=("started again",))
+        assert_error(refused, 503, "ServiceUnavailableError", says=("starting it again",))
         assert int(refused.headers["retry-after"]) >= 1
         assert (await client.get("/health")).json() == {"status": "restarting"}
         engine.errored = False

@@ -130,7 +130,7 @@ def test_who_waits_too_long_is_told_so(in_process):
             )  # fmt: skip
             assert time.monotonic() - began >= 0.2
             for answer in answers:
-                assert_refused(answer, "the request waited longer than queue_timeout = 0.2 s and was not begun")
+                assert_refused(answer, "the request waited longer than queue_timeout = 0.2 s and did not start")
             wait_for_load(url, num_running=1, num_waiting=0)
         wait_for_load(url, num_running=0)
         assert post(url, "/v1/completions").status_code == 200

@@ -74,11 +74,11 @@ async def post_raw(client, content, url=URL, content_type="application/json"):
         ({**GOOD, "truncation_side": "middle"}, "truncation_side", "'left' or 'right'"),
         ({**GOOD, "stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
         ({**GOOD, "stream": True, "stream_options": 1}, "stream_options", "stream_options"),
-        ({**GOOD, "logprobs": 21}, "logprobs", "logprobs is 21, at most 20 are given"),
+        ({**GOOD, "logprobs": 21}, "logprobs", "logprobs is 21, but the limit is 20"),
         ({**GOOD, "logprobs": -1}, "logprobs", "logprobs is -1 (the vocabulary of"),
         ({**GOOD, "logprobs": -2}, "logprobs", "at least -1"),
         ({**GOOD, "logprobs": "many"}, "logprobs", "valid integer"),
-        ({**GOOD, "logprobs": 21, "echo": True}, "logprobs", "logprobs is 21, at most 20 are given"),
+        ({**GOOD, "logprobs": 21, "echo": True}, "logprobs", "logprobs is 21, but the limit is 20"),
         ({**GOOD, "prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "cannot be used with stream=true"),
         ({**GOOD, "request_id": "a\nb"}, "request_id", "256 printable characters, got 'a\\nb'"),
         ({**GOOD, "request_id": "a" * 257}, "request_id", "256 printable characters, got 257 characters"),
@@ -106,7 +106,7 @@ async def post_raw(client, content, url=URL, content_type="application/json"):
         ({**GOOD, "guided_regex": "a*"}, "guided_regex", "not supported yet"),
         ({**GOOD, "structured_outputs": {"json": 3}}, "structured_outputs", "a schema (an object or a boolean)"),
         ({**GOOD, "prompt_embeds": "AAAA"}, "prompt_embeds", "not supported yet"),
-        ({**GOOD, "response_format": {"type": "json_schema"}}, "response_format", "needs json_schema"),
+        ({**GOOD, "response_format": {"type": "json_schema"}}, "response_format", "needs a json_schema"),
     ],
 )
 async def test_bad_fields_name_the_parameter_and_the_value(body, param, says):

@@ -171,7 +171,7 @@ async def test_a_template_that_refuses_the_messages_is_the_clients_error():
         ({"messages": USER, "tool_choice": {"type": "function"}}, "tool_choice", "needs tools"),
         ({"messages": USER, "response_format": {"type": "xml"}}, "response_format", "text"),
         ({"messages": USER, "top_logprobs": 2}, "top_logprobs", "needs logprobs=true"),
-        ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs is 21, at most 20"),
+        ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "is 21, but the limit is 20"),
         ({"messages": USER, "logprobs": True, "top_logprobs": -1}, "top_logprobs", "vocabulary of 258 tokens"),
         ({"messages": USER, "functions": [{}]}, "functions", "tools"),
         ({"messages": USER, "modalities": ["text", "audio"]}, "modalities", "text"),

@@ -207,7 +207,7 @@ def test_an_answer_that_is_none(capsys, silent, status, body, says):
 def test_a_server_that_names_no_model(capsys, silent, body):
     silent.body = body
     assert complete(silent.url, "ab") == 1
-    assert "say which with --model-name" in capsys.readouterr().err
+    assert "name one with --model-name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

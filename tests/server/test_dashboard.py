@@ -132,7 +132,7 @@ async def test_a_journey_needs_an_id(request_id):
 async def test_the_hour_needs_the_number_of_a_point(since):
     async with serving() as (client, _):
         answer = await client.get(f"/dashboard/history?since={since}", headers=HOST)
-        assert_error(answer, 400, "BadRequestError", param="since", says=("number of a point",))
+        assert_error(answer, 400, "BadRequestError", param="since", says=("number of a data point",))
 
 
 async def test_it_is_in_no_schema():

@@ -224,7 +224,7 @@ def test_an_engine_is_started_again(empty_tmpdir):
             if refused.status_code != 200:  # it may have been the other API process, which has its engine back
                 assert refused.status_code == 503
                 assert int(refused.headers["Retry-After"]) >= 1
-                assert "started again" in refused.json()["error"]["message"]
+                assert "starting it again" in refused.json()["error"]["message"]
             streams.join()
             for text in streams.texts:
                 assert '"error"' in text, text[-300:]
@@ -254,7 +254,7 @@ def test_one_of_two_engines_is_started_again_while_the_other_serves(empty_tmpdir
             assert "engine" in first.json()["error"]["message"]
         for _ in range(10):
             assert complete(url).status_code == 200
-        server.wait_for("engine 0 is there again")
+        server.wait_for("engine 0 is back")
         wait_for_health(url, "ok")
         assert len(server.engines()) == 2
         assert server.end(signal.SIGTERM)[0] == 0

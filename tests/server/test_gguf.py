@@ -83,7 +83,7 @@ def test_inspect_says_what_it_is(model, capsys):
     assert main(["inspect", str(path)]) == 0
     assert "Q8_0" in capsys.readouterr().out
     assert main(["inspect", "/no/such.gguf"]) == 1
-    assert "there is no folder /no/such.gguf" in capsys.readouterr().out
+    assert "there is no folder and no GGUF file /no/such.gguf" in capsys.readouterr().out
 
 
 def test_transformers_tokenizer_of_the_file_has_the_engines_ids(model):

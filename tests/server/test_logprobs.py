@@ -182,7 +182,7 @@ def test_prompt_logprobs(server):
         )
         scored = client.completions.create(model=model, prompt=ids, echo=True, logprobs=0, max_tokens=0)
         for wrong, message in (
-            ({"prompt_logprobs": 21}, "prompt_logprobs is 21, at most 20"),
+            ({"prompt_logprobs": 21}, "prompt_logprobs is 21, but the limit is 20"),
             ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
             ({"prompt_logprobs": -2}, "at least -1"),
             ({"prompt_logprobs": 0, "stream": True}, "cannot be used with stream=true"),

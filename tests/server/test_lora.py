@@ -162,8 +162,8 @@ def test_adapters_are_not_loaded_by_strangers(server, adapters):
     ("modules", "message"),
     [
         (["a"], "lora_modules: expected name=path"),
-        (["../x=/tmp"], "an adapter's name may have parts"),
-        (["rustvllm-tiny={path}"], "has the name of the model"),
+        (["../x=/tmp"], "an adapter's name may contain slashes"),
+        (["rustvllm-tiny={path}"], "has the same name as the served model"),
         (["broken={broken}"], "not finite"),
     ],
 )

@@ -66,7 +66,7 @@ def test_the_limit_is_raised_to_what_the_user_may_have_and_a_small_one_is_told(f
         assert process.rlimit(psutil.RLIMIT_NOFILE) == (HARD, HARD)
     (line,) = [line for line in server.lines if "RLIMIT_NOFILE" in line]
     assert f"may have {HARD} files open" in line
-    assert "room for about 88 connections, and the engines take 128 requests at once" in line
+    assert "enough for about 88 connections, but the engines take 128 requests at once" in line
     assert "LimitNOFILE" in line
 
 

@@ -73,7 +73,7 @@ def test_a_chat_with_an_awq_folder(make):
         rendered = client.post(f"{server.url}/tokenize", json={"messages": messages}, timeout=60).json()
         lines = list(server.lines)
     assert "error" not in answer, answer
-    assert any("weights of AWQ-4 (20); 10 dense layers are kept as whole numbers" in line for line in lines), lines
+    assert any("weights of AWQ-4 (20); 10 dense layers keep the checkpoint's integers" in line for line in lines), lines
     text = answer["choices"][0]["message"]["content"]
     assert len(text) > 20
     assert text.strip() == expected_text(folder, reference, rendered["tokens"], 24).strip()

@@ -86,7 +86,7 @@ async def test_a_client_that_stops_in_the_middle_of_a_body_is_let_go(monkeypatch
     }  # fmt: skip
     await build_app(state)(scope, receive, send)
     assert sent[0]["status"] == 408
-    assert b"No data of the request's body" in sent[1]["body"]
+    assert b"received no data of the request's body" in sent[1]["body"]
     assert state.num_open_requests == 0
 
 

@@ -69,7 +69,7 @@ def test_the_one_that_hangs_of_two_engines_is_started_again_and_the_other_goes_o
         assert not first.is_running()
         assert second.is_running()
         deadline = time.monotonic() + 60
-        while server.output.count("engine 0 is there again") < 2:  # each API process has it back
+        while server.output.count("engine 0 is back") < 2:  # each API process has it back
             assert time.monotonic() < deadline, server.output
             time.sleep(0.05)
         wait_for_health(url, "ok")

@@ -96,9 +96,9 @@ def test_files_that_do_not_fit_are_named(made, tmp_path):
         (TlsSettings(str(server.certfile), str(other.keyfile)), "is not that of the certificate in"),
         (TlsSettings(str(text), str(server.keyfile)), "must hold a certificate and its private key in PEM form"),
         (TlsSettings(str(server.certfile), str(text)), "must hold a certificate and its private key in PEM form"),
-        (settings_of(locked), "is encrypted; give one that is not"),
+        (settings_of(locked), "is encrypted; use an unencrypted key"),
         (settings_of(server, ca_certs="/nowhere/ca", cert_reqs=1), "cannot read --ssl-ca-certs /nowhere/ca"),
-        (settings_of(server, ca_certs=str(text), cert_reqs=1), "holds no certificates in PEM form"),
+        (settings_of(server, ca_certs=str(text), cert_reqs=1), "has no certificates in PEM format"),
         (settings_of(server, ciphers="NONE-SUCH"), "--ssl-ciphers 'NONE-SUCH' names no cipher"),
         (TlsSettings(str(tmp_path)), f"cannot read --ssl-certfile {tmp_path}: Is a directory"),
     ]

@@ -247,12 +247,12 @@ HEAD = {"messages": MESSAGES, "max_tokens": 4}
         ({"tools": [tool("a"), tool("a")]}, "tools", "tools[1].function.name is 'a', which another"),
         ({"tools": [tool("a", [1])]}, "tools", "tools[0].function.parameters must be"),
         ({"tools": [tool("a", strict=1)]}, "tools", "tools[0].function.strict must be"),
-        ({"tools": [tool(f"f{i}") for i in range(1025)]}, "tools", "1025 entries, at most 1024"),
+        ({"tools": [tool(f"f{i}") for i in range(1025)]}, "tools", "1025 entries; the limit is 1024"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "none, auto, required"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "tool_choice",
-            "tool_choice.function.name must be that of one of the tools (weather, time), got 'x'",
+            "tool_choice.function.name must be the name of one of the tools (weather, time), got 'x'",
         ),
         (
             {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "none"}}},
@@ -262,9 +262,9 @@ HEAD = {"messages": MESSAGES, "max_tokens": 4}
         (
             {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
             "tool_choice",
-            "send one of them",
+            "send only one of them",
         ),
-        ({"tools": TOOLS, "structured_outputs": {"regex": "a"}}, "structured_outputs", "JSON alone"),
+        ({"tools": TOOLS, "structured_outputs": {"regex": "a"}}, "structured_outputs", "only ask for JSON"),
         (
             {"tools": [tool("f", {"properties": {"a": {"not": {}}}}, strict=True)], "tool_choice": "required"},
             "tools",

@@ -103,9 +103,9 @@ def test_more_tokens_than_may_wait(make):
         (["a", [999]], GREEDY, "prompt 1: token id 999"),
         (["a", "b" * 64], GREEDY, "prompt 1: .* 64 input tokens"),
         (["a", "b"], [GREEDY, "greedy"], "prompt 1: sampling_params must be a SamplingParams, got str"),
-        ("a", 5, "sampling_params must be a SamplingParams or a list of these, got int"),
-        ("a", (GREEDY for _ in "a"), "sampling_params must be a SamplingParams or a list of these, got generator"),
-        ({"prompt": "a"}, {"temperature": 0}, "sampling_params must be a SamplingParams or a list of these, got dict"),
+        ("a", 5, "sampling_params must be a SamplingParams or a list of them, got int"),
+        ("a", (GREEDY for _ in "a"), "sampling_params must be a SamplingParams or a list of them, got generator"),
+        ({"prompt": "a"}, {"temperature": 0}, "sampling_params must be a SamplingParams or a list of them, got dict"),
         (["a", {"prompt": "b", "cache_salt": "\ud800"}], GREEDY, r"prompt 1: cache_salt .* got '\\ud800'"),
         ("a", changed(GREEDY, max_tokens=0), "max_tokens must be at least 1, got 0"),
         (["a", "b"], [GREEDY, changed(GREEDY, n=0)], "prompt 1: n must be at least 1, got 0"),
@@ -129,7 +129,9 @@ def test_priority(make):
     with pytest.raises(InvalidRequestError, match="priority has 1 entries for 2 prompts"):
         llm.generate(["a", "a"], GREEDY, use_tqdm=False, priority=[1])
     for wrong in (1.5, "high", {0: 1}):
-        with pytest.raises(InvalidRequestError, match=f"priority must be an integer or a list of these, got {wrong!r}"):
+        with pytest.raises(
+            InvalidRequestError, match=f"priority must be an integer or a list of integers, got {wrong!r}"
+        ):
             llm.generate("a", GREEDY, use_tqdm=False, priority=wrong)
     with pytest.raises(InvalidRequestError, match=r"priority must fit into 32 bits, .*, got 1099511627776"):
         llm.generate("a", GREEDY, use_tqdm=False, priority=2**40)
@@ -138,9 +140,9 @@ def test_priority(make):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"prompt_token_ids": "abc"}, "a prompt of token ids must be a list of these, got str"),
-        ({"prompt_token_ids": ["abc"]}, "a prompt of token ids must be a list of these, got str"),
-        ({"prompt_token_ids": [{"prompt": "a"}]}, "a prompt of token ids must be a list of these, got dict"),
+        ({"prompt_token_ids": "abc"}, "a prompt of token ids must be a list of integers, got str"),
+        ({"prompt_token_ids": ["abc"]}, "a prompt of token ids must be a list of integers, got str"),
+        ({"prompt_token_ids": [{"prompt": "a"}]}, "a prompt of token ids must be a list of integers, got dict"),
         ({"prompts": "a", "tokenization_kwargs": ["a"]}, "tokenization_kwargs must be a dict, got list"),
     ],
 )
@@ -467,7 +469,7 @@ def test_chat_names_what_is_wrong(make, options, param, says):
 
 def test_an_adapter_is_a_lora_request(make):
     llm = make()
-    with pytest.raises(InvalidRequestError, match="must be a LoRARequest or a list of these, got str"):
+    with pytest.raises(InvalidRequestError, match="must be a LoRARequest or a list of them, got str"):
         llm.generate("a", GREEDY, use_tqdm=False, lora_request="adapter")
     assert texts(llm.generate("a", GREEDY, use_tqdm=False, lora_request=None)) == ["bcde"]
 

@@ -67,7 +67,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused(tmp_path):
     with pytest.raises(InvalidRequestError, match="/not is not supported"):
         make_grammar_spec(StructuredOutputsParams(structural_tag=tag), Words)
     make_grammar_spec(StructuredOutputsParams(structural_tag=TAG), Words)
-    with pytest.raises(InvalidRequestError, match="must be what JSON can say"):
+    with pytest.raises(InvalidRequestError, match="must only hold values that JSON can express"):
         make_grammar_spec(
             StructuredOutputsParams(structural_tag={**tag, "structures": [{**NOTE, "schema": {"const": {1, 2}}}]}),
             Words,

@@ -41,7 +41,10 @@ class ScoreOptions:
             ValueError: An option that means nothing, named with its value.
         """
         if sliding_window is not None and sliding_window < 1:
-            raise ValueError(f"sliding_window is {sliding_window}, but a query sees at least itself; None sees all")
+            raise ValueError(
+                f"sliding_window is {sliding_window}, but must be at least 1, since a query sees itself; None means no "
+                "window"
+            )
         if soft_cap is not None and not (math.isfinite(soft_cap) and soft_cap > 0):
             raise ValueError(f"soft_cap is {soft_cap}, but it must be a number above 0")
         slopes = None

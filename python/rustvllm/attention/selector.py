@@ -52,8 +52,8 @@ def make_attention_backend(
     if cache_dtype not in (None, dtype, torch.uint8):
         if device.type != "cpu" or name not in ("auto", "cpu") or dtype not in CPU_DTYPES:
             raise ModelLoadError(
-                f"kv_cache_dtype is {_name(cache_dtype)}, but for a model in {_name(dtype)} attention on {device.type} "
-                f"reads a cache of {_name(dtype)}: set kv_cache_dtype to auto"
+                f"kv_cache_dtype is {_name(cache_dtype)}, but on {device.type} a model in {_name(dtype)} needs a KV "
+                f"cache in {_name(dtype)}: set kv_cache_dtype to auto"
             )
         name = "cpu"
     on_gpu = device.type == "cuda"
@@ -65,12 +65,12 @@ def make_attention_backend(
 
             return TritonAttentionBackend(spec, dtype, device, batch_invariant=batch_invariant)
         if is_fp8:
-            raise ModelLoadError(f"kv_cache_dtype is fp8, which Triton's kernels alone read, but {reason}")
+            raise ModelLoadError(f"kv_cache_dtype is fp8, which only Triton's kernels support, but {reason}")
         if batch_invariant:
             raise ModelLoadError(f"batch_invariant is set, which on a GPU needs Triton's kernels, but {reason}")
         if name == "triton":
             raise ModelLoadError(f"attention_backend is triton, but {reason}; set attention_backend to torch or auto")
-        logger.warning("attention by torch and not by Triton: %s", reason)
+        logger.warning("attention runs in torch, not in Triton: %s", reason)
     if name == "auto":
         able = backends_of(device.type, _name(dtype))
         name = next((row.name for row in able if row.name != "triton"), "torch")

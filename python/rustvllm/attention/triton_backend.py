@@ -184,7 +184,7 @@ def why_not(spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> str 
     if dtype not in TRITON_DTYPES:
         return f"its kernels compute in float32, float16 and bfloat16, not in {dtype}"
     if device.type == "cpu":
-        return None if tuning.INTERPRETED else "device is cpu, where its kernels run under TRITON_INTERPRET=1 alone"
+        return None if tuning.INTERPRETED else "device is cpu, where its kernels only run under TRITON_INTERPRET=1"
     if tuning.INTERPRETED:
         return "TRITON_INTERPRET is set, under which kernels run on the CPU: unset it"
     if tuning.capability(device) < tuning.MIN_CAPABILITY:

@@ -73,7 +73,7 @@ class BatchJournal:
             raise ConfigError(f"another run is writing {self.path}") from None
         if self._end and not resume:
             raise ConfigError(
-                f"{self.path} has the answers of a run that was ended; --resume goes on from there, or delete it"
+                f"{self.path} has the answers of an interrupted run; continue it with --resume, or delete the file"
             )
         self._read_earlier()
 
@@ -130,7 +130,7 @@ class BatchJournal:
                     journal.seek(first)
                     answer = journal.read(size)
                     if len(answer) != size:
-                        raise OSError(errno.EIO, "the file became shorter while it was read", str(self.path))
+                        raise OSError(errno.EIO, "the file shrank while it was read", str(self.path))
                     output.write(answer)
             whole.replace(self._output)
         except OSError:

@@ -87,7 +87,7 @@ def _read_line(number: int, digest: str, text: bytes, seen: dict[str, int]) -> B
         request = _parse(text)
         custom_id = _custom_id(request)
         if (first := seen.setdefault(custom_id, number)) != number:
-            raise _WrongLineError(f"its custom_id {custom_id[:80]!r} is that of line {first}", "custom_id")
+            raise _WrongLineError(f"its custom_id {custom_id[:80]!r} is also on line {first}", "custom_id")
         url, body = _url_and_body(request)
     except _WrongLineError as problem:
         return _wrong(number, digest, custom_id, problem)
@@ -118,9 +118,9 @@ def _url_and_body(request: Mapping[str, Any]) -> tuple[str, bytes]:
     if url not in ENDPOINTS:
         raise _WrongLineError(f"url must be one of {', '.join(ENDPOINTS)}, got {str(url)[:80]!r}", "url")
     if not isinstance(body, dict):
-        raise _WrongLineError("body must be an object, the request for that url", "body")
+        raise _WrongLineError("body must be an object: the request body for that url", "body")
     if body.get("stream"):
-        raise _WrongLineError("body.stream must be false: the answers of a batch are whole", "stream")
+        raise _WrongLineError("body.stream must be false: a batch cannot stream answers", "stream")
     try:
         return url, json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as exc:  # a number of thousands of digits; nested deeper than json goes

@@ -52,12 +52,12 @@ def download(url: str, target: Path, max_bytes: int = MAX_DOWNLOAD_BYTES) -> Non
             while piece := response.read(_COPY_BYTES):
                 received += len(piece)
                 if received > max_bytes:
-                    raise RemoteFileError(f"{shown(url)} has more than {max_bytes} bytes; fetch it to a file first")
+                    raise RemoteFileError(f"{shown(url)} has more than {max_bytes} bytes; download it to a file first")
                 file.write(piece)
     except (OSError, http.client.HTTPException, ValueError) as exc:
         raise RemoteFileError(f"cannot fetch {shown(url)}: {_reason(exc)}") from None
     if announced is not None and announced.isdigit() and int(announced) != received:
-        raise RemoteFileError(f"cannot fetch {shown(url)}: it broke off after {received} of {announced} bytes")
+        raise RemoteFileError(f"cannot fetch {shown(url)}: the connection ended after {received} of {announced} bytes")
 
 
 def upload(source: Path, url: str, pauses: tuple[float, ...] = UPLOAD_PAUSES) -> None:

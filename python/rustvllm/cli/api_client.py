@@ -56,7 +56,7 @@ class ApiClient:
                 try:
                     self._model = str(json.load(response)["data"][0]["id"])
                 except (ValueError, KeyError, IndexError, TypeError) as error:
-                    raise ApiError(f"{self._url}/models names no model; say which with --model-name") from error
+                    raise ApiError(f"{self._url}/models lists no model; name one with --model-name") from error
         return self._model
 
     def context_len(self) -> int | None:

@@ -41,7 +41,7 @@ def expand_config(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[
     for key, value in _read(path):
         name = key.replace("_", "-")
         if name in seen:
-            raise ConfigError(f"{FLAG} {path}: {key!r} is there twice")
+            raise ConfigError(f"{FLAG} {path}: {key!r} appears twice")
         seen.add(name)
         from_file += _words(path, key, value, actions, given)
     # A positional model stays in front: a flag that takes several words would take it too.
@@ -75,7 +75,7 @@ def _read(path: str) -> list[tuple[str, Any]]:
     try:
         file = Path(path).expanduser()
         if file.stat().st_size > _LARGEST_FILE:
-            raise ConfigError(f"{FLAG} {path} has {file.stat().st_size} bytes; at most {_LARGEST_FILE} are read")
+            raise ConfigError(f"{FLAG} {path} has {file.stat().st_size} bytes; the limit is {_LARGEST_FILE}")
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {FLAG} {path}: {getattr(error, 'strerror', None) or error}") from error
@@ -120,7 +120,7 @@ def _words(path: str, key: str, node: Any, actions: dict[str, argparse.Action], 
     if len(texts) == 1:
         return [f"{flag}={texts[0]}"]
     if wrong := next((text for text in texts if text.startswith("-")), None):
-        raise ConfigError(f"{where}: in a list of several no value may begin with '-', got {wrong!r}")
+        raise ConfigError(f"{where}: in a list of several values, none may begin with '-', got {wrong!r}")
     return [flag, *texts] if texts else [f"{flag}=[]"]
 
 
@@ -156,7 +156,7 @@ def _item(where: str, node: Any) -> str:
         return str(node.value)
     if isinstance(node, yaml.MappingNode):
         return _json(where, node)
-    raise ConfigError(f"{where}: a list may hold texts, numbers and objects, no lists and no null")
+    raise ConfigError(f"{where}: a list may contain strings, numbers and objects, but not lists or null")
 
 
 def _json(where: str, node: Any) -> str:

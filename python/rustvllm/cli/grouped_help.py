@@ -30,7 +30,7 @@ class GroupedHelp(argparse.Action):
             print(text, end="")
         else:
             names = ", ".join(name for name, _ in groups(parser))
-            parser.error(f"no flag and no group is like {what!r}; groups are {names}")
+            parser.error(f"no flag or group matches {what!r}; the groups are {names}")
         parser.exit()
 
 

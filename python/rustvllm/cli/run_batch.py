@@ -183,7 +183,7 @@ class _Files:
             return cls(source, Path(folder) / OUTPUT_NAME)
         target = Path(args.output_file)
         if not target.absolute().parent.is_dir():
-            raise ConfigError(f"the output's folder {target.absolute().parent} is not there")
+            raise ConfigError(f"the output's folder {target.absolute().parent} does not exist")
         if target.exists() and target.samefile(source):
             raise ConfigError(f"input and output are the same file, {target}")
         return cls(source, target)
@@ -244,7 +244,9 @@ async def _answer(
                 return ending.number, runner.counts
             except EngineDeadError as error:
                 num_answers = runner.counts.answered + runner.counts.earlier
-                raise EngineDeadError(f"{error}; {num_answers} answers are in {journal.path}: --resume") from None
+                raise EngineDeadError(
+                    f"{error}; {num_answers} answers are in {journal.path}: continue with --resume"
+                ) from None
     finally:
         state.close()
     journal.finish(places)

@@ -97,10 +97,10 @@ def trace(argv: Sequence[str]) -> int:
     if unknown:
         parser.refuse_unknown(unknown)
     if len(args.positional) > 2:
-        parser.error(f"MODEL and PROMPT are two arguments, got {len(args.positional)}: quote the prompt")
+        parser.error(f"expected two arguments, MODEL and PROMPT, got {len(args.positional)}: quote the prompt")
     if args.chunk is not None:
         if getattr(args, "max_num_batched_tokens", None) is not None:
-            parser.error("--chunk and --max-num-batched-tokens say the same: leave one out")
+            parser.error("--chunk and --max-num-batched-tokens mean the same: leave one out")
         args.max_num_batched_tokens = args.chunk
     if len(args.positional) == 2:
         args.model = args.positional[0]
@@ -132,7 +132,7 @@ def _adapter_of(config: "EngineConfig", name: str) -> "LoRARequest":
         if module.name == name:
             return LoRARequest(name, number)
     there = ", ".join(module.name for module in modules) or "none: set --enable-lora and --lora-modules"
-    raise ConfigError(f"--adapter is {name!r:.80}, but the adapters that are loaded are {there}")
+    raise ConfigError(f"--adapter is {name!r:.80}, but the loaded adapters are {there}")
 
 
 class _Scene:

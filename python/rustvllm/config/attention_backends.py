@@ -1,4 +1,4 @@
-"""What each attention backend can do, as plain data, so that a configuration is checked without importing torch."""
+"""What each attention backend supports, as plain data: checking a configuration needs no torch."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,10 +15,10 @@ class AttentionBackendRow:
         name: As ``--attention-backend`` takes it, and as the backend calls itself.
         devices: Where it computes.
         dtypes: Which queries it takes.
-        cache_dtypes: What its KV cache may hold besides numbers of the queries' dtype.
-        is_batch_invariant: It sums in an order that does not depend on the batch, or has a mode that does.
+        cache_dtypes: Dtypes that its KV cache may have in addition to the queries' dtype.
+        is_batch_invariant: It sums in an order that does not depend on the batch, or has such a mode.
         has_graphs: Its decodes can be captured in CUDA graphs.
-        is_interpreted_on_cpu: On the CPU it runs under ``TRITON_INTERPRET=1`` alone, for tests.
+        is_interpreted_on_cpu: On the CPU it only runs under ``TRITON_INTERPRET=1``, for tests.
     """
 
     name: str
@@ -64,7 +64,7 @@ def backends_of(device: str, dtype: str | None = None) -> list[AttentionBackendR
 
 
 def check_device(name: str, device: str, *, batch_invariant: bool) -> None:
-    """Refuse a backend that does not compute on a device, or not in an order that the batch has no influence on.
+    """Refuse a backend that does not support a device, or, with ``batch_invariant``, sums in an order of the batch.
 
     Raises:
         ConfigError: Names the backends that do.
@@ -79,8 +79,8 @@ def check_device(name: str, device: str, *, batch_invariant: bool) -> None:
         )
     if device not in row.devices and not envs.triton_interpret():
         raise ConfigError(
-            f"attention_backend is {name}, but device is cpu, where its kernels run under TRITON_INTERPRET=1 alone, "
-            f"for tests: set attention_backend to {_either(backends_of(device))}"
+            f"attention_backend is {name}, but device is cpu, where its kernels only run under TRITON_INTERPRET=1, for "
+            f"tests: set attention_backend to {_either(backends_of(device))}"
         )
     invariant = [each for each in backends_of(device) if each.is_batch_invariant]
     if batch_invariant and row not in invariant:
@@ -104,7 +104,7 @@ def check_dtype(name: str, device: str, dtype: str) -> None:
 
 
 def check_cache_dtype(name: str, device: str, dtype: str, kv_cache_dtype: str) -> None:
-    """Refuse a KV cache of numbers that no backend, or not the named one, reads for queries of a dtype.
+    """Refuse a KV cache dtype that no backend, or not the named one, supports for queries of a dtype.
 
     Raises:
         ConfigError: Names what would work.
@@ -122,20 +122,20 @@ def check_cache_dtype(name: str, device: str, dtype: str, kv_cache_dtype: str) -
         return
     if able:
         raise ConfigError(
-            f"kv_cache_dtype is {kv_cache_dtype}, which attention_backend {name} does not read: set attention_backend "
-            f"to {_either(able)}, or kv_cache_dtype to auto"
+            f"kv_cache_dtype is {kv_cache_dtype}, which attention_backend {name} does not support: set "
+            f"attention_backend to {_either(able)}, or kv_cache_dtype to auto"
         )
     if not any(device in row.devices for row in readers) and wanted != "bfloat16":
         where = "CUDA" if device == "cpu" else "the CPU"
         others = sorted({each for row in BACKENDS.values() if device in row.devices for each in row.cache_dtypes})
         raise ConfigError(
-            f"kv_cache_dtype is {kv_cache_dtype}, which is for {where}, but device is {device}: set kv_cache_dtype to "
-            f"{', '.join(others)} or auto"
+            f"kv_cache_dtype is {kv_cache_dtype}, which only works on {where}, but device is {device}: set "
+            f"kv_cache_dtype to {', '.join(others)} or auto"
         )
     dtypes = {dtype for row in readers if device in row.devices for dtype in row.dtypes}
     fitting = sorted({"bfloat16", *dtypes})  # a cache of bfloat16 is what auto gives a model in it
     raise ConfigError(
-        f"kv_cache_dtype is {kv_cache_dtype}, which on {device} is for models in {' or '.join(fitting)}, but dtype is "
+        f"kv_cache_dtype is {kv_cache_dtype}, which on {device} needs a model in {' or '.join(fitting)}, but dtype is "
         f"{dtype}: set dtype to {fitting[0]}, or kv_cache_dtype to auto"
     )
 
@@ -149,8 +149,8 @@ def check_graphs(name: str, device: str) -> None:
     able = [row for row in backends_of(device) if row.has_graphs]
     if able and name != "auto" and not BACKENDS[name].has_graphs:
         raise ConfigError(
-            f"cudagraph_capture_sizes is set, but attention_backend is {name}, whose decodes cannot be captured: leave "
-            f"it out, or set attention_backend to {_either(able)}"
+            f"cudagraph_capture_sizes is set, but attention_backend is {name}, which cannot run in CUDA graphs: leave "
+            f"cudagraph_capture_sizes out, or set attention_backend to {_either(able)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""``CacheConfig``: the KV cache, its blocks, and what a cached block is named by."""
+"""``CacheConfig``: the KV cache, its blocks, and the hash that names a cached block."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ KV_CACHE_DTYPES = ("auto", "bfloat16", "int8_per_token_head", "fp8", "fp8_e4m3")
 """What the KV cache holds: numbers of the model's dtype, bfloat16, whole numbers of eight bits with a scale for each
 token and head, or e4m3 (both names)."""
 INT8_SCALE_BYTES = 4
-"""Of the float32 behind the features of a head that is kept in eight bits."""
+"""Bytes of the float32 scale that follows a head's features in eight bits."""
 MAX_SWAP_SPACE = 1 << 20
 """GiB: more than any machine has, and few enough for a size in bytes to be exact."""
 HashAlgorithm = Literal["siphash13", "sha256"]
-"""What the core can name a cached block by: 128 bits of a function with a secret key of the process."""
+"""Hash functions that name a cached block: 128 bits, with a secret key of the process."""
 PREFIX_CACHING_HASH_ALGOS: Mapping[str, HashAlgorithm] = MappingProxyType(
     {
         "builtin": "siphash13",
@@ -26,7 +26,7 @@ PREFIX_CACHING_HASH_ALGOS: Mapping[str, HashAlgorithm] = MappingProxyType(
         "xxhash_cbor": "siphash13",
     }
 )
-"""Names that vLLM has, and what runs for each."""
+"""vLLM's names of hash functions, and the function that each selects."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Which device there is and how large, found without torch: importing that takes seconds."""
+"""Finds the device and its memory without torch, because importing torch takes seconds."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ _CONTROL_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # Linux; Windows'
 
 
 def detect_device() -> str:
-    """``cuda`` when there is an NVIDIA GPU that may be used and torch was built for one, else ``cpu``."""
+    """``cuda`` if there is a usable NVIDIA GPU and torch was built with CUDA, else ``cpu``."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in {"", "-1"}:
         return "cpu"
@@ -32,7 +32,7 @@ def torch_has_cuda() -> bool:
 
 
 def why_no_cuda() -> str:
-    """The likeliest reason why torch finds no GPU, and what would help."""
+    """The most likely reason why torch finds no GPU, and the remedy."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in {"", "-1"}:
         return f"CUDA_VISIBLE_DEVICES is {visible!r}, which hides every GPU; unset it"
@@ -40,10 +40,10 @@ def why_no_cuda() -> str:
         return "it was built without CUDA; install a build with CUDA (https://pytorch.org/get-started/locally)"
     if not any(path.exists() for path in _CONTROL_DEVICES):
         return (
-            f"there is no NVIDIA driver ({_CONTROL_DEVICES[0]} is missing); install one, or let the container have the "
-            "GPU (docker run --gpus all)"
+            f"there is no NVIDIA driver ({_CONTROL_DEVICES[0]} is missing); install one, or give the container access "
+            "to the GPU (docker run --gpus all)"
         )
-    return "there is a driver, which may be older than torch's CUDA; nvidia-smi says which CUDA it serves"
+    return "the NVIDIA driver may be older than torch's CUDA; nvidia-smi shows which CUDA it supports"
 
 
 def visible_gpus() -> list[str]:

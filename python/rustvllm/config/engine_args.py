@@ -1,7 +1,7 @@
 """Engine arguments: one dataclass for ``LLM(...)``, ``LLMEngine`` and the command line, turned into an EngineConfig.
 
-Defaults that depend on the machine or on the use (throughput for ``LLM``, latency for the server) are decided here.
-They are declared in ``engine_flags``, under the names of the field; those of features to come are refused by name.
+This module decides defaults that depend on the machine or the use (throughput for ``LLM``, latency for the server).
+``engine_flags`` declares the arguments, under their field names; ``refused_flags`` has those that are not built.
 """
 
 import argparse
@@ -56,16 +56,16 @@ logger = init_logger(__name__)
 
 _GIB: Final = 1 << 30
 _TIMES_PASSED_WITH_ADAPTERS: Final = 64
-"""A request whose adapter has no place is passed by those whose adapters run: eight times are over in one step."""
+"""Requests whose adapters run pass one whose adapter has no place; eight of them can do so in a single step."""
 
 
 class EngineArgs(EngineFlags):
-    """What an engine is made from, before anything is looked up. None means: decided by the model or the machine."""
+    """The arguments of an engine, before anything is looked up. None lets the model or the machine decide."""
 
     default_usage: ClassVar[UsageContext] = "llm_class"
 
     def __init__(self, **kwargs: Any) -> None:
-        """Take the fields of :class:`EngineFlags`, as :meth:`from_kwargs` does."""
+        """Accept the fields of :class:`EngineFlags`, as :meth:`from_kwargs` does."""
         super().__init__(**self._known(kwargs))
 
     @classmethod
@@ -73,8 +73,8 @@ class EngineArgs(EngineFlags):
         """Engine arguments from keywords.
 
         Raises:
-            TypeError: A keyword that does not exist; names the nearest one that does.
-            ConfigError: A feature that is not supported yet.
+            TypeError: A keyword does not exist; the message names the nearest one that does.
+            ConfigError: A keyword asks for a feature that is not supported yet.
         """
         return cls(**kwargs)
 
@@ -99,7 +99,7 @@ class EngineArgs(EngineFlags):
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """Engine arguments from parsed flags; what the parser knows besides is ignored."""
+        """Engine arguments from parsed flags; other flags of the parser are ignored."""
         return cls(**{name: getattr(args, name) for name in cls.argument_names() if hasattr(args, name)})
 
     def create_engine_config(self, usage_context: UsageContext | None = None) -> EngineConfig:
@@ -164,7 +164,7 @@ class EngineArgs(EngineFlags):
         )
 
     def check_early(self) -> None:
-        """Check what can be known at once: the values, and against the model where that is a folder of this machine.
+        """Check the values at once, and, if the model is a local folder, check them against the model.
 
         Raises:
             ConfigError: An argument is wrong or contradicts another.
@@ -198,8 +198,8 @@ class EngineArgs(EngineFlags):
         if each > 1 and device == "cuda" and each > (num_gpus := len(devices.visible_gpus())):
             nodes = f" on each of {parallel.nnodes} nodes" if parallel.nnodes > 1 else ""
             raise ConfigError(
-                f"tensor_parallel_size is {size}, which needs {each} CUDA devices{nodes}, but {num_gpus} can be used "
-                f"here: lower it to {num_gpus * parallel.nnodes} or less, divide the ranks among more machines "
+                f"tensor_parallel_size is {size}, which needs {each} CUDA devices{nodes}, but this machine has "
+                f"{num_gpus} that can be used: lower it to {num_gpus * parallel.nnodes} or less, use more machines "
                 "(nnodes), or set device to cpu"
             )
         return parallel
@@ -242,7 +242,7 @@ class EngineArgs(EngineFlags):
         )
 
     def _check(self) -> None:
-        """What can be checked before a model is looked up, which may take minutes."""
+        """Check everything that needs no model, because looking up a model may take minutes."""
         require_choice("device", self.device, ("auto", "cpu", "cuda"))
         require_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         require_choice("executor", self.executor or "auto", EXECUTORS)
@@ -328,8 +328,8 @@ class EngineArgs(EngineFlags):
             served = tuple(dict.fromkeys(names))
         if load.quantization == "gguf" and not is_gguf(found.path):
             raise ConfigError(
-                f"quantization is gguf, but {found.name} is not a GGUF file: leave quantization out, or give a file or "
-                "owner/name:Q8_0"
+                f"quantization is gguf, but {found.name} is not a GGUF file: leave quantization out, or set model to a "
+                "GGUF file or to owner/name:Q8_0"
             )
         is_fitted = self.max_model_len in ("auto", -1)
         max_model_len = None if is_fitted or isinstance(self.max_model_len, str) else self.max_model_len
@@ -402,7 +402,7 @@ class EngineArgs(EngineFlags):
         )
 
     def _scheduler_numbers(self) -> dict[str, Any]:
-        """What the scheduler takes as it was given, and what follows from other arguments."""
+        """Arguments of the scheduler: those passed on unchanged, and those derived from other arguments."""
         names = (
             "long_prefill_token_threshold",
             "scheduling_policy",
@@ -434,7 +434,7 @@ class AsyncEngineArgs(EngineArgs):
 
 
 def make_tracing_config(trace: bool | None, trace_file: str | None, otlp_traces_endpoint: str | None) -> TracingConfig:
-    """Where records of requests go, for an engine or for a front end alone.
+    """Where records of requests go, for an engine or for a front end without one.
 
     Raises:
         ConfigError: The endpoint is not a URL, or contains a password; or OpenTelemetry is not installed.
@@ -471,7 +471,7 @@ def _check_endpoint(endpoint: object) -> None:
         is_url = has_password = False
     if has_password:
         raise ConfigError(
-            "otlp_traces_endpoint must not hold a user or a password: put them into OTEL_EXPORTER_OTLP_HEADERS"
+            "otlp_traces_endpoint must not contain a user or a password: put them into OTEL_EXPORTER_OTLP_HEADERS"
         )
     if not is_url:
         raise ConfigError(
@@ -495,7 +495,7 @@ def default_budget(usage: UsageContext, device: str) -> tuple[int, int]:
 
 
 def _check_hf_overrides(overrides: Any) -> None:
-    """Refuse what could not stand in a ``config.json``."""
+    """Refuse values that a ``config.json`` cannot hold."""
     if overrides is None:
         return
     if not isinstance(overrides, Mapping):
@@ -506,9 +506,11 @@ def _check_hf_overrides(overrides: Any) -> None:
     try:
         json.dumps(overrides, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"hf_overrides must hold what JSON can: {error}, got {overrides!r:.200}") from error
+        raise ConfigError(
+            f"hf_overrides must only hold values that JSON can express: {error}, got {overrides!r:.200}"
+        ) from error
     if unnamed := [name for name in overrides if not isinstance(name, str)]:
-        raise ConfigError(f"hf_overrides must name values with strings, got {unnamed[0]!r}")
+        raise ConfigError(f"the keys of hf_overrides must be strings, got {unnamed[0]!r}")
 
 
 def resolve_tokenizer(name: str, download_dir: Path | None) -> Path:
@@ -520,7 +522,7 @@ def resolve_tokenizer(name: str, download_dir: Path | None) -> Path:
 
 
 def _processor_names(processors: object) -> tuple[str | type[Any], ...]:
-    """Batch classes of logits processors by names; a class that cannot be imported by its name stays what it is."""
+    """Names of the logits processors' batch classes; a class that cannot be imported by name stays a class."""
     if processors is None:
         return ()
     if isinstance(processors, str | type) or not isinstance(processors, Sequence):
@@ -536,7 +538,7 @@ def _processor_names(processors: object) -> tuple[str | type[Any], ...]:
             names.append(each)
         else:
             raise ConfigError(
-                f"logits_processors: {each!r} is neither of the form module:Class nor a class; functions belong into "
+                f"logits_processors: {each!r} is neither of the form module:Class nor a class; pass functions in "
                 "SamplingParams(logits_processors=[...])"
             )
     return tuple(names)

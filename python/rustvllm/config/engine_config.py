@@ -1,8 +1,8 @@
 """The engine's configuration: frozen parts in one frozen :class:`EngineConfig`, checked where they are built.
 
-Plain data without torch: it is made in a process that serves HTTP and read in one that computes. Each part refuses
+Plain data without torch: a process that serves HTTP makes it, and one that computes reads it. Each part refuses
 values out of range; rules that concern two parts are in ``EngineConfig.__post_init__``. Defaults that depend on the
-machine or on the use are decided in ``engine_args``, never here.
+machine or the use are decided in ``engine_args``, never here.
 """
 
 from dataclasses import dataclass, field, replace
@@ -23,9 +23,9 @@ from rustvllm.exceptions import ConfigError
 
 DEVICES = ("cpu", "cuda")
 MOST_CPU_THREADS = 1024
-"""As many as the core starts."""
+"""The most threads that the core starts."""
 STORED_QUANTIZATIONS = ("gguf", *FOLDER_METHODS, *SAME_METHODS)
-"""What a checkpoint is in any case: named, it is compared with what is there."""
+"""Formats that only a checkpoint can have; if one is named, it is compared with the checkpoint's."""
 QUANTIZATIONS = (
     "int8", "int8-g32", "int8-g64", "int8-g128", "int4-g32", "int4-g64", "int4-g128", *STORED_QUANTIZATIONS,
 )  # fmt: skip
@@ -35,18 +35,18 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 CAPTURE_MODES = ("ahead", "lazy")
 EXECUTORS = ("auto", "uniproc", "sim")
 MAX_SIM_MS = 60_000.0
-"""A term of a simulated step's time at most."""
+"""The most that each term of a simulated step's time may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
-    """Where tensors live, and what computes there.
+    """The device, and what computes on it.
 
     Attributes:
         device: ``cpu`` or ``cuda``.
         attention_backend: ``triton`` (on CUDA), ``cpu`` (the core's kernels), ``torch`` (anywhere), or ``auto``:
             Triton's or the core's where they can compute. Under ``TRITON_INTERPRET=1`` Triton's run on the CPU.
-        batch_invariant: A request's logits are bit-identical whatever else is in the batch.
+        batch_invariant: A request's logits are bit-identical in any batch.
         cpu_threads: Threads that compute on a CPU, of each rank; None: ``OMP_NUM_THREADS``, or as the machine allows.
     """
 
@@ -61,7 +61,9 @@ class DeviceConfig:
         if self.cpu_threads is not None:
             require_int("cpu_threads", self.cpu_threads, 1, MOST_CPU_THREADS)
             if self.device != "cpu":
-                raise ConfigError(f"cpu_threads is {self.cpu_threads}, but device is {self.device}: it is for the CPU")
+                raise ConfigError(
+                    f"cpu_threads is {self.cpu_threads}, but device is {self.device}: only the CPU uses it"
+                )
         attention_backends.check_device(self.attention_backend, self.device, batch_invariant=self.batch_invariant)
 
 
@@ -92,14 +94,14 @@ class CUDAGraphConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadConfig:
-    """How weights are found, from safetensors or seeded random ones (``dummy``), and how they are kept.
+    """Where weights come from (safetensors, or seeded random ones with ``dummy``), and how they are stored.
 
     Attributes:
         load_format: ``auto``, ``safetensors`` or ``dummy``.
-        download_dir: Where downloads are kept; None: the hub's own cache.
+        download_dir: Folder for downloads; None: the hub's own cache.
         quantization: A name out of ``QUANTIZATIONS`` for the weights of dense layers; None: as the model's dtype.
-        use_tqdm_on_load: Whether a bar, or a line in the log now and then, shows how far loading is.
-        merge_lora: Folders of adapters that are added to the weights meanwhile.
+        use_tqdm_on_load: Show the progress of loading, with a bar or with occasional log lines.
+        merge_lora: Folders of adapters that loading adds to the weights.
     """
 
     load_format: str = "auto"
@@ -187,17 +189,18 @@ class EngineConfig:
         budget, longest = self.scheduler.max_num_batched_tokens, self.model.max_model_len
         if not self.scheduler.enable_chunked_prefill and budget < longest:
             raise ConfigError(
-                f"without chunked prefill max_num_batched_tokens ({budget}) must be at least "
-                f"max_model_len ({longest}): raise the former, lower the latter, or enable chunked prefill"
+                f"without chunked prefill, max_num_batched_tokens ({budget}) must be at least max_model_len "
+                f"({longest}): raise max_num_batched_tokens, lower max_model_len, or enable chunked prefill"
             )
         if self.step_trace_file is not None and self.parallel.data_parallel_size > 1:
             raise ConfigError(
-                f"step_trace_file takes the steps of one engine, but data_parallel_size is "
+                "step_trace_file records the steps of one engine, but data_parallel_size is "
                 f"{self.parallel.data_parallel_size}: leave one of them out"
             )
         if self.scheduler.preemption_mode == "swap" and self.cache.swap_space == 0:
             raise ConfigError(
-                "preemption_mode is swap, but swap_space is 0 GiB: give it memory, or set preemption_mode to recompute"
+                "preemption_mode is swap, but swap_space is 0 GiB: raise swap_space, or set preemption_mode to "
+                "recompute"
             )
         if self.load.merge_lora:
             check_merging(self)
@@ -212,20 +215,20 @@ class EngineConfig:
         quantization = None if self.load.quantization in STORED_QUANTIZATIONS else self.load.quantization
         if quantization is not None and self.device.device != "cpu":
             raise ConfigError(
-                f"quantization is {quantization}, which only the CPU's kernels compute, but device is "
-                f"{self.device.device}: leave it out, or set device to cpu"
+                f"quantization is {quantization}, which only the CPU's kernels support, but device is "
+                f"{self.device.device}: leave quantization out, or set device to cpu"
             )
         wishes = {"quantization": quantization, "batch_invariant": self.device.batch_invariant}
         for name, wish in wishes.items():
             if wish and self.device.device == "cpu" and self.model.dtype == "float16":
                 raise ConfigError(
-                    f"{name} is for the CPU's kernels, which compute in float32 and bfloat16, but dtype is float16: "
-                    "set dtype to float32 or bfloat16"
+                    f"{name} needs the CPU's kernels, which compute in float32 and bfloat16, but dtype is float16: set "
+                    "dtype to float32 or bfloat16"
                 )
         if (sizes := self.cuda_graphs.capture_sizes) and sizes[-1] > self.scheduler.max_num_seqs:
             raise ConfigError(
-                f"cudagraph_capture_sizes has {sizes[-1]}, but no step has more than max_num_seqs "
-                f"({self.scheduler.max_num_seqs}) requests: leave it out, or raise max_num_seqs"
+                f"cudagraph_capture_sizes has {sizes[-1]}, but a step has at most max_num_seqs "
+                f"({self.scheduler.max_num_seqs}) requests: remove that size, or raise max_num_seqs"
             )
         if self.cuda_graphs.capture_sizes:
             attention_backends.check_graphs(backend, device)
@@ -241,15 +244,16 @@ class EngineConfig:
         check_stages(num_stages, model.hf_config)
         refused = {
             "executor=sim, which has no ranks": self.sim is not None,
-            f"model_impl=transformers: {model.architecture} runs by transformers' code, which is not split": (
+            f"model_impl=transformers: transformers' code runs {model.architecture}, and ranks cannot share it": (
                 model.model_impl == "transformers"
             ),
         }
         if num_stages > 1:
             refused |= {
-                "enable_lora: the layers of one adapter lie in several stages": self.lora is not None,
-                "device=cuda: stages hand their rows on by the CPU only, so far": self.device.device == "cuda",
-                "speculative_config: a draft follows a token that is known": self.speculation is not None,
+                "enable_lora: an adapter's layers would be in several stages": self.lora is not None,
+                "device=cuda: so far, stages only run on the CPU": self.device.device == "cuda",
+                "speculative_config: a draft needs the token before it, which other "
+                "stages still compute": self.speculation is not None,
             }
         size, name = (num_stages, "pipeline") if num_stages > 1 else (tensor_size, "tensor")
         for reason, is_asked in refused.items():
@@ -257,7 +261,7 @@ class EngineConfig:
                 raise ConfigError(f"{name}_parallel_size is {size} and cannot be combined with {reason}; leave one out")
 
     def fitted(self, num_blocks: int) -> "EngineConfig":
-        """The same with a ``max_model_len`` that a KV cache can hold, if it is to be fitted; else this one.
+        """This configuration; with ``fit_max_model_len``, lower ``max_model_len`` to what the KV cache holds.
 
         Args:
             num_blocks: Blocks of the pool, the null block included.
@@ -268,13 +272,13 @@ class EngineConfig:
         return self.with_max_model_len(fits)
 
     def with_max_model_len(self, max_model_len: int) -> "EngineConfig":
-        """The same with another ``max_model_len``: the one that an engine has settled on."""
+        """This configuration with another ``max_model_len``: the one that the engine chose."""
         if max_model_len == self.model.max_model_len:
             return self
         return replace(self, model=replace(self.model, max_model_len=max_model_len, fit_max_model_len=False))
 
     def check_num_blocks(self, num_blocks: int) -> None:
-        """Refuse a KV cache in which one request of ``max_model_len`` tokens would not fit.
+        """Refuse a KV cache that cannot hold one request of ``max_model_len`` tokens.
 
         Args:
             num_blocks: Blocks of the pool, the null block included.
@@ -297,7 +301,7 @@ class EngineConfig:
 
 
 METRICS_PREFIX = "vllm:"
-"""Before the names of metrics, unless told otherwise: dashboards for vLLM work."""
+"""Default prefix of metric names, so that dashboards for vLLM work."""
 
 UsageContext = Literal["llm_class", "api_server"]
 """What the engine is built for: ``LLM`` gets defaults for throughput, the server defaults for latency."""

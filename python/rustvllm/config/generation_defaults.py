@@ -32,7 +32,7 @@ def generation_default(source: str, value: Any) -> dict[str, Any]:
 
 
 def check_generation_config(source: object) -> None:
-    """Refuse a name that is neither a choice nor a folder or file that is there."""
+    """Refuse a name that is neither a choice nor an existing folder or file."""
     if not isinstance(source, str | Path) or not str(source):
         raise ConfigError(f"generation_config must be auto, vllm, none, a folder or a file, got {source!r}")
     if source in ("auto", "vllm", "none"):
@@ -44,7 +44,10 @@ def check_generation_config(source: object) -> None:
     except (OSError, RuntimeError, ValueError):  # too long, or ``~user`` of an unknown user
         file, is_file = Path(source), False
     if not is_file:
-        raise ConfigError(f"generation_config names {str(source)!r}, but there is no {file}; or say auto, vllm or none")
+        raise ConfigError(
+            f"generation_config names {str(source)!r}, but there is no {file}; name another file, or use auto, vllm or "
+            "none"
+        )
 
 
 def check_override(override: object) -> None:

@@ -1,10 +1,8 @@
-"""From the name of a model to a folder with its files, or to its GGUF file: here, inside the package, in the hub's
-cache or on the hub itself.
+"""Resolves a model's name to its folder or GGUF file: local, in the package, in the hub's cache or on the hub.
 
-Only safetensors weights, JSON and tokenizer files are fetched, and Python files when code of the model is trusted; or
-one GGUF model where one is named.
-``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` mean what they mean everywhere, because
-huggingface_hub does the fetching.
+It only fetches safetensors weights, JSON and tokenizer files, and Python files if the model's code is trusted; or one
+GGUF model if the name selects one. ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` have their usual
+meaning, because huggingface_hub does the fetching.
 """
 
 import os
@@ -38,7 +36,7 @@ SHORT_NAMES: Final = {
     "gpt2-xl": "openai-community/gpt2-xl",
     "distilgpt2": "distilbert/distilgpt2",
 }
-"""Names without an owner that the hub knows under one."""
+"""Short names, and the hub's full names for them."""
 
 _JSON_PATTERNS = ("*.json", "*.txt", "*.jinja", "tokenizer.model")
 _WEIGHT_PATTERNS = ("*.safetensors",)
@@ -86,19 +84,19 @@ def resolve_model(
         revision: Branch, tag or commit on the hub.
         download_dir: Where to keep what is fetched, instead of the hub's cache under ``HF_HOME``.
         with_weights: False fetches only the configuration and the tokenizer.
-        with_code: Fetch the model's Python files too; that they may run is decided elsewhere.
+        with_code: Also fetch the model's Python files; whether they may run is decided elsewhere.
 
     Raises:
-        ModelNotFoundError: Neither a folder nor a model of the hub.
-        ModelAccessError: Gated or private.
-        HubUnreachableError: Not here, and the hub cannot be asked.
+        ModelNotFoundError: The name is neither a folder nor a model on the hub.
+        ModelAccessError: The model is gated or private.
+        HubUnreachableError: The model is not cached, and the hub cannot be reached.
         ModelLoadError: The hub failed in another way, or its model has no safetensors.
     """
     if name is None or name == EMBEDDED_MODEL:
         path = embedded_model_path()
         if not (path / "config.json").is_file():
             raise ModelNotFoundError(
-                f"this installation has no embedded model (looked in {path}); name one: a folder, or a hub model "
+                f"this installation has no embedded model (looked in {path}); name a model: a folder, or a hub model "
                 "such as gpt2"
             )
         return ResolvedModel(EMBEDDED_MODEL, path)
@@ -113,14 +111,15 @@ def resolve_model(
         return ResolvedModel(name, folder.absolute())
     if is_file:
         raise ModelNotFoundError(
-            f"{folder} is a file; give a GGUF file, or the folder that has config.json and the *.safetensors files"
+            f"{folder} is not a GGUF file; name a GGUF file, or the folder that has config.json and the *.safetensors "
+            "files"
         )
     bare, label = gguf_names.split_label(name)
     if label is not None and _is_folder(bare):
         folder = Path(bare).expanduser()
         return ResolvedModel(name, folder.absolute() / gguf_names.choose_file(_names_in(folder), label, bare))
     if name.startswith(("/", "./", "../", "~")) or name in {".", ".."}:
-        raise ModelNotFoundError(f"there is no folder {folder}, and no GGUF file of that name")
+        raise ModelNotFoundError(f"there is no folder and no GGUF file {folder}")
     file = name.partition("/")[2].partition("/")[2]
     if file and is_gguf(Path(file)):
         bare, label = name[: -len(file) - 1], None
@@ -129,14 +128,14 @@ def resolve_model(
         return ResolvedModel(name, _gguf_snapshot(bare, name, label, file, revision, download_dir))
     if not name or len(name) > _MAX_NAME or not _REPO_ID.fullmatch(name) or ".." in name or "--" in name:
         raise ModelNotFoundError(
-            f"{name[:200]!r} is neither a folder here nor the name of a hub model, which looks like gpt2 or owner/name"
+            f"{name[:200]!r} is neither a local folder nor the name of a hub model, such as gpt2 or owner/name"
         )
     repo_id = SHORT_NAMES.get(name.lower(), name)
     path = _snapshot(repo_id, name, revision, download_dir, with_weights=with_weights, with_code=with_code)
     if with_weights and not any(path.glob("*.safetensors")):
         raise ModelLoadError(
-            f"{repo_id} has no *.safetensors weights; if it has GGUF files, name one ({repo_id}:Q8_0); other formats "
-            "are not loaded because they can run code"
+            f"{repo_id} has no *.safetensors weights; if it has GGUF files, name one ({repo_id}:Q8_0); rustvllm does "
+            "not load other formats, because they can run code"
         )
     return ResolvedModel(name, path, tuple(alias for alias in _same_names(repo_id) if alias != name))
 
@@ -166,7 +165,7 @@ def _model_in(folder: Path) -> Path:
         is_adapter = (folder / "adapter_config.json").is_file()
         advice = "; it is an adapter: serve its base model with --enable-lora (docs/lora.md)" if is_adapter else ""
         raise ModelNotFoundError(
-            f"the folder {folder} has no config.json and no GGUF file, so it holds no model{advice}"
+            f"the folder {folder} has no config.json and no GGUF file, so it does not hold a model{advice}"
         )
     return folder.absolute()
 
@@ -233,7 +232,7 @@ def _snapshot(
         _explain(error, repo_id, name, revision, download_dir, cached(names, revision, needed)[1])
     if not (path / "config.json").is_file():
         raise ModelLoadError(
-            f"{_at(repo_id, revision)} has no config.json in {path}; if it holds GGUF files, name one ({repo_id}:Q8_0)"
+            f"{_at(repo_id, revision)} has no config.json in {path}; if it has GGUF files, name one ({repo_id}:Q8_0)"
         )
     return path
 
@@ -345,7 +344,7 @@ def _explain(
     download_dir: Path | None,
     lacking: Sequence[str],
 ) -> NoReturn:
-    """Raise the error that says what was looked for, where, and what to do.
+    """Raise an error that says which model was not found, where, and what to do.
 
     Args:
         error: What the hub's client raised.
@@ -365,16 +364,16 @@ def _explain(
     if isinstance(error, errors.GatedRepoError):
         raise ModelAccessError(
             f"{what}{asked} is gated: accept its licence at {endpoint}/{repo_id}, then set HF_TOKEN to a token of that "
-            "account" + (" (the present token has no access)" if has_token else "")
+            "account" + (" (your current token has no access)" if has_token else "")
         ) from error
     if isinstance(error, errors.RevisionNotFoundError):
         raise ModelNotFoundError(
             f"{repo_id}{asked} has no revision {revision!r}; see {endpoint}/{repo_id}/branches or leave --revision out"
         ) from error
     if isinstance(error, errors.RepositoryNotFoundError):
-        hint = "the present HF_TOKEN has no access to it" if has_token else "if it is private, set HF_TOKEN"
+        hint = "your current HF_TOKEN has no access to it" if has_token else "if it is private, set HF_TOKEN"
         raise ModelNotFoundError(
-            f"there is no model {what}{asked} on {endpoint}, and no folder of that name here; check the spelling, or "
+            f"there is no model {what}{asked} on {endpoint}, and no local folder of that name; check the spelling, or "
             f"{hint}"
         ) from error
     if status in (401, 403):
@@ -383,7 +382,7 @@ def _explain(
             + ("the token is wrong or has no access" if has_token else "set HF_TOKEN")
         ) from error
     if isinstance(error, errors.HFValidationError):
-        raise ModelNotFoundError(f"{name!r} is neither a folder here nor a valid hub name: {error}") from error
+        raise ModelNotFoundError(f"{name!r} is neither a local folder nor a valid hub name: {error}") from error
     if status is not None:
         raise ModelLoadError(f"{endpoint} answered HTTP {status} for {what}{asked}; try again later") from error
     if _is_network_error(error):
@@ -393,9 +392,7 @@ def _explain(
             else f"{endpoint} cannot be reached ({_root_cause(error)})"
         )
         state = (
-            f"the cache in {cache} has only a part of what is needed ({'; '.join(lacking)})"
-            if lacking
-            else f"it is not cached in {cache}"
+            f"the cache in {cache} is incomplete ({'; '.join(lacking)})" if lacking else f"it is not cached in {cache}"
         )
         names = _same_names(repo_id)
         looked = f" (looked for {', '.join(names)})" if len(names) > 1 else ""

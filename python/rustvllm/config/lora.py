@@ -1,6 +1,6 @@
-"""``--enable-lora`` and what goes with it: how many adapters, of which ranks, and which are there from the start.
+"""``--enable-lora`` and its companions: how many adapters, of which ranks, and which are loaded at startup.
 
-And ``--merge-lora``, which adds adapters to the weights for good.
+Also ``--merge-lora``, which adds adapters to the weights permanently.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_NAME_CHARACTERS: Final = 256
 MAX_ADAPTERS: Final = 10_000
-"""Adapters that are named at the start, or run in a step, at most."""
+"""The most adapters that may be named at startup, or run in a step."""
 MAX_RANK: Final = 4096
 LORA_DTYPES: Final = ("auto", "float32", "bfloat16")
 """What ``lora_dtype`` may be."""
@@ -32,7 +32,7 @@ _KEYS: Final = ("name", "path", "base_model_name")
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAModule:
-    """An adapter that is there from the start.
+    """An adapter that is loaded at startup.
 
     Attributes:
         name: What requests call it.
@@ -50,14 +50,14 @@ class LoRAModule:
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAConfig:
-    """Adapters that are added to the model, each for its own requests.
+    """Settings of adapters, which requests name.
 
     Attributes:
         max_loras: Different adapters among the running requests at most.
         max_lora_rank: Largest rank of an adapter's matrices.
         max_cpu_loras: Adapters in memory at most; None: as many as are asked for.
         dtype: What their matrices are kept in; ``auto``: as the model, and in bfloat16 over weights of 8 bits or fewer.
-        modules: Those that are there from the start.
+        modules: Adapters to load at startup.
     """
 
     max_loras: int = 1
@@ -78,10 +78,12 @@ class LoRAConfig:
         most = MAX_ADAPTERS if self.max_cpu_loras is None else self.max_cpu_loras
         if len(self.modules) > most:
             advice = "" if self.max_cpu_loras is None else ": raise max_cpu_loras, or name fewer"
-            raise ConfigError(f"lora_modules names {len(self.modules)} adapters, but at most {most} are held{advice}")
+            raise ConfigError(
+                f"lora_modules names {len(self.modules)} adapters, but memory holds at most {most}{advice}"
+            )
         names = [module.name for module in self.modules]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"lora_modules names {twice[0]!r} twice: give each adapter a name of its own")
+            raise ConfigError(f"lora_modules names {twice[0]!r} twice: give each adapter its own name")
 
 
 def make_lora_config(
@@ -123,12 +125,12 @@ def folders_to_merge(paths: Sequence[str] | None) -> tuple[str, ...]:
         raise ConfigError(f"merge_lora must be a list of folders, got {paths!r:.200}")
     folders = [str(check_adapter_folder(Path(path).name, path)) for path in paths or ()]
     if twice := [folder for folder in folders if folders.count(folder) > 1]:
-        raise ConfigError(f"merge_lora names {twice[0]} twice: an adapter is merged once")
+        raise ConfigError(f"merge_lora names {twice[0]} twice: rustvllm merges an adapter only once")
     return tuple(folders)
 
 
 def check_adapters(config: EngineConfig, lora: LoRAConfig) -> None:
-    """Refuse to serve adapters where nothing adds them, or one that takes the model's name.
+    """Refuse adapters that nothing would compute, or one with the model's name.
 
     Raises:
         ConfigError: Says what contradicts ``enable_lora``, and what to do.
@@ -136,44 +138,44 @@ def check_adapters(config: EngineConfig, lora: LoRAConfig) -> None:
     model, device = config.model, config.device.device
     if device == "cuda" and (num_ranks := config.parallel.num_ranks) > 1:
         raise ConfigError(
-            f"enable_lora is set, but device is cuda and {num_ranks} processes share the model: adapters are added on "
-            "one GPU only, so far; set tensor_parallel_size and pipeline_parallel_size to 1, or merge the adapter with "
+            f"enable_lora is set, but device is cuda and {num_ranks} processes share the model: so far, adapters only "
+            "run on one GPU; set tensor_parallel_size and pipeline_parallel_size to 1, or merge the adapter with "
             "merge_lora"
         )
     if model.model_impl == "transformers":
         raise ConfigError(
-            f"enable_lora is set, but {model.architecture} runs by transformers' modelling code, whose layers take no "
-            "adapters: leave enable_lora out, or merge the adapter into the checkpoint"
+            f"enable_lora is set, but transformers' modelling code runs {model.architecture}, and its layers cannot "
+            "have adapters: leave enable_lora out, or merge the adapter into the checkpoint"
         )
     names = model.served_model_name or (model.model,)
     if taken := [module.name for module in lora.modules if module.name in names]:
         raise ConfigError(
-            f"lora_modules: the adapter {taken[0]!r} has the name of the model that is served; give it another"
+            f"lora_modules: the adapter {taken[0]!r} has the same name as the served model; give it another name"
         )
 
 
 def check_merging(config: EngineConfig) -> None:
-    """Refuse to merge adapters where there is nothing to merge them into.
+    """Refuse to merge adapters if there are no weights to merge them into.
 
     Raises:
         ConfigError: Says what contradicts ``merge_lora``, and what to do.
     """
     model = config.model
     refused = {
-        "enable_lora is set: adapters that requests name were made for the model without what is merged": (
+        "enable_lora is set: adapters that requests name were trained on the model without the merged ones": (
             config.lora is not None
         ),
         "executor is sim, which has no weights": config.sim is not None,
-        "pipeline_parallel_size is above 1: the layers of one adapter lie in several stages": (
+        "pipeline_parallel_size is above 1: an adapter's layers would be in several stages": (
             config.parallel.pipeline_parallel_size > 1
         ),
-        "load_format is dummy, which reads no weights": config.load.load_format == "dummy",
-        f"{model.architecture} runs by transformers' modelling code, which reads its own weights": (
+        "load_format is dummy, which does not read weights": config.load.load_format == "dummy",
+        f"transformers' modelling code runs {model.architecture} and reads the weights itself": (
             model.model_impl == "transformers"
         ),
-        f"{model.path} is a GGUF file: merge the adapter before the file is made": is_gguf(model.path),
-        f"{model.path} has quantised weights, whose numbers are final: merge the adapter into the checkpoint that they "
-        "were made from": not is_gguf(model.path) and read_quantization(model.hf_config, model.path) is not None,
+        f"{model.path} is a GGUF file: merge the adapter before you convert the model to GGUF": is_gguf(model.path),
+        f"{model.path} has quantised weights, which cannot change: merge the adapter into the checkpoint that was "
+        "quantised": not is_gguf(model.path) and read_quantization(model.hf_config, model.path) is not None,
     }
     for reason, is_so in refused.items():
         if is_so:
@@ -181,7 +183,7 @@ def check_merging(config: EngineConfig) -> None:
 
 
 def check_adapter_name(name: object) -> None:
-    """Refuse what cannot name an adapter in a request, a flag and a log.
+    """Refuse a name that cannot stand for an adapter in requests, flags and logs.
 
     Raises:
         ConfigError: Says what a name may be.
@@ -194,7 +196,8 @@ def check_adapter_name(name: object) -> None:
         )
     if any(part in ("", ".", "..") for part in name.split("/")):
         raise ConfigError(
-            f"an adapter's name may have parts between slashes, but none that is empty, . or .., got {name!r:.100}"
+            "an adapter's name may contain slashes, but the parts between them must not be empty, . or .., got "
+            f"{name!r:.100}"
         )
 
 
@@ -218,11 +221,11 @@ def check_adapter_folder(name: str, path: str | Path) -> Path:
         raise ConfigError(f"adapter {name!r}: the folder {str(path)!r:.200} cannot be read: {error}") from error
     if missing == [WEIGHTS_NAME] and pickles:
         raise ConfigError(
-            f"adapter {name!r}: {folder} has {pickles[0]} but no {WEIGHTS_NAME}; only safetensors are loaded, because "
-            "a pickle can run code. Save the adapter again with peft's save_pretrained"
+            f"adapter {name!r}: {folder} has {pickles[0]} but no {WEIGHTS_NAME}; rustvllm only loads safetensors, "
+            "because a pickle can run code. Save the adapter again with peft's save_pretrained"
         )
     if missing:
-        raise ConfigError(f"adapter {name!r}: {folder} has no {missing[0]}, as peft's save_pretrained writes it")
+        raise ConfigError(f"adapter {name!r}: {folder} has no {missing[0]}; peft's save_pretrained writes that file")
     return folder
 
 
@@ -246,7 +249,7 @@ def _module_of(given: object) -> LoRAModule:
         return value
     if not isinstance(value, Mapping) or not {"name", "path"} <= set(value) <= set(_KEYS):
         raise ConfigError(
-            f"lora_modules: an object needs name and path, and may have base_model_name, got {given!r:.200}"
+            f"lora_modules: an object must have name and path, and may have base_model_name, got {given!r:.200}"
         )
     for key in _KEYS:
         if not isinstance(value.get(key), str if key != "base_model_name" else str | None):

@@ -1,4 +1,4 @@
-"""``ModelConfig``: what is known of a model from its folder, without reading a weight."""
+"""``ModelConfig``: what a model's folder says about it, without reading the weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed
 """Raw: as the model gave them. Processed: after penalties, masks, temperature and truncation, as they are drawn
 from."""
 LARGEST_MAX_LOGPROBS = 500_000
-"""So many candidates of one place fit into a frame between processes."""
+"""The most candidates of one position that fit into a frame between processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What is known of a model from its folder, without reading a weight.
+    """What a model's folder says about it, without reading the weights.
 
     Attributes:
         model: The name it was asked for by.
@@ -90,8 +90,8 @@ class ModelConfig:
         require_int("max_logprobs", self.max_logprobs, -1, LARGEST_MAX_LOGPROBS)
         if self.max_logprobs == -1 and self.vocab_size > LARGEST_MAX_LOGPROBS:
             raise ConfigError(
-                f"max_logprobs=-1 means the vocabulary, which has {self.vocab_size} tokens; at most "
-                f"{LARGEST_MAX_LOGPROBS} are possible"
+                f"max_logprobs=-1 means the whole vocabulary, which has {self.vocab_size} tokens; the limit is "
+                f"{LARGEST_MAX_LOGPROBS}"
             )
         require_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         require_int("seed", self.seed, -(2**63), 2**63 - 1)
@@ -122,6 +122,6 @@ class ModelConfig:
             return
         shown = f"-1 (the vocabulary of {self.vocab_size} tokens)" if asked == -1 else asked
         raise InvalidRequestError(
-            f"{param} is {shown}, at most {most} are given; the engine's max_logprobs can be raised (-1: no limit)",
+            f"{param} is {shown}, but the limit is {most}; raise the engine's max_logprobs for more (-1: no limit)",
             param,
         )

@@ -28,7 +28,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "max_positions": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"),
 }
 _NAMES_OF_ARCHITECTURE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    # where a name comes first that others call otherwise, so that messages name what its checkpoints have
+    # names that differ in this architecture come first, so that messages use the names in its checkpoints
     "GPT2LMHeadModel": {
         "hidden_size": ("n_embd", "hidden_size"),
         "num_layers": ("n_layer", "num_hidden_layers"),
@@ -40,18 +40,18 @@ _NAMES_OF_ARCHITECTURE: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 
 MAX_DIGITS: Final = 300
 MAX_INTEGER: Final = 2**31 - 1
-"""Of what is counted here: positions, heads and sizes are numbers of 32 bits in the core."""
+"""Limit of positions, heads and sizes, which are numbers of 32 bits in the core."""
 MAX_LAYERS: Final = 4096
-"""Far more than any model has; each costs time even before it has memory."""
+"""Far more than any model has; each layer costs time even before it has memory."""
 _FALLBACK_ENDINGS: Final = ("ForCausalLM", "LMHeadModel")
-"""How transformers calls what predicts the next token."""
+"""How transformers' names of classes that predict the next token end."""
 _UNREACHABLE: Final[Mapping[str, str]] = {
     # model_type -> why transformers' modelling code cannot run over a paged cache; the rest is found out while loading
     **dict.fromkeys(
         ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma", "jamba", "bamba", "zamba", "zamba2"),
-        "it keeps a recurrent state, which the paged KV cache has no place for",
+        "it keeps a recurrent state, which the paged KV cache cannot hold",
     ),
-    **dict.fromkeys(("bloom", "mpt"), "its ALiBi biases are added inside its own attention, which cannot be replaced"),
+    **dict.fromkeys(("bloom", "mpt"), "it adds ALiBi biases inside its own attention, which rustvllm cannot replace"),
     **dict.fromkeys(
         ("falcon", "gptj", "gpt_neo", "codegen", "openai-gpt", "xglm", "xlnet", "xlm"),
         "its attention does not go through transformers' attention interface",
@@ -161,7 +161,7 @@ def _read_stored(path: Path, gguf: GgufFile | None, hf_config_path: Path | None)
 
 
 def merge_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration in which other values win.
+    """A configuration in which the overriding values win.
 
     Args:
         config: As it was read.
@@ -178,7 +178,7 @@ def merge_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
 
 
 def find_architecture(config: Mapping[str, Any], path: Path, model_impl: str = "auto") -> tuple[str, str]:
-    """The class that serves a model, and whose it is.
+    """The class that serves a model, and who provides it.
 
     The first of ``architectures`` that this project has, or the one that ``model_type`` stands for when none is named;
     else the first that transformers may have. Whether that can run is known once transformers is imported.
@@ -216,11 +216,11 @@ def find_architecture(config: Mapping[str, Any], path: Path, model_impl: str = "
         raise ModelLoadError(f"{path / 'config.json'} {what}; {supported}, {others}")
     why = _UNREACHABLE.get(model_type) if isinstance(model_type, str) else None
     if config.get("is_encoder_decoder") is True:
-        why = "it is an encoder and a decoder, and only decoders are served"
+        why = "it is an encoder-decoder model, and rustvllm only serves decoders"
     if why is not None:
         raise ModelLoadError(
-            f"{path / 'config.json'} {what}, which is not built here, and transformers' modelling code of it cannot be "
-            f"served: {why}; {supported}, {others}"
+            f"{path / 'config.json'} {what}, which rustvllm does not have, and cannot run through transformers' "
+            f"modelling code: {why}; {supported}, {others}"
         )
     return candidate, "transformers"
 
@@ -250,7 +250,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         return None
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ModelLoadError(f"{path} has {path.stat().st_size} bytes; at most {MAX_CONFIG_BYTES} are read")
+            raise ModelLoadError(f"{path} has {path.stat().st_size} bytes; the limit is {MAX_CONFIG_BYTES}")
         value = json.loads(path.read_bytes(), parse_int=_parse_int)
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
@@ -264,7 +264,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 def _parse_int(digits: str) -> int:
     """An integer that fits into a float, whatever it is compared with or divided by later."""
     if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a number has {len(digits)} digits, and may have {MAX_DIGITS}")
+        raise ValueError(f"a number has {len(digits)} digits, but the limit is {MAX_DIGITS}")
     return int(digits)
 
 
@@ -279,11 +279,12 @@ def _read_numbers(config: Mapping[str, Any], architecture: str, path: Path) -> d
             numbers[field] = _positive_int(config[name], name, path)
             if field == "num_layers" and numbers[field] > MAX_LAYERS:
                 raise ModelLoadError(
-                    f"{path / 'config.json'}: {name} is {numbers[field]}, but at most {MAX_LAYERS} layers are built"
+                    f"{path / 'config.json'}: {name} is {numbers[field]}, but the limit is {MAX_LAYERS} layers"
                 )
     if missing:
         raise ModelLoadError(
-            f"{path / 'config.json'} lacks {', '.join(missing)}, which {architecture} needs (--hf-overrides can add it)"
+            f"{path / 'config.json'} lacks {', '.join(missing)}, which {architecture} needs; --hf-overrides can add "
+            "missing values"
         )
     return numbers
 
@@ -327,8 +328,8 @@ def _longest(config: Mapping[str, Any], positions: int, path: Path) -> int:
     stretched = trained * float(factor)
     if not stretched <= MAX_INTEGER:  # true for NaN too
         raise ModelLoadError(
-            f"{path / 'config.json'}: the rope scaling has the factor {factor!r:.80}, which makes {stretched:g} of "
-            f"{trained} positions, but there may be at most {MAX_INTEGER}"
+            f"{path / 'config.json'}: the rope scaling factor {factor!r:.80} turns {trained} positions into "
+            f"{stretched:g}, but the limit is {MAX_INTEGER}"
         )
     return int(stretched)
 
@@ -338,7 +339,8 @@ def _check_max_model_len(asked: int | None, longest: int, model: str) -> int:
         return longest
     if asked > longest:
         raise ConfigError(
-            f"max_model_len is {asked}, but {model} was made for {longest} tokens: set it to {longest} or less"
+            f"max_model_len is {asked}, but the model {model} supports at most {longest} tokens: set max_model_len to "
+            f"{longest} or less"
         )
     return asked
 

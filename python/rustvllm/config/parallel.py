@@ -8,7 +8,7 @@ from typing import Any, Final
 from rustvllm.exceptions import ConfigError
 
 MAX_RANKS: Final = 64
-"""Processes that hold one model at most: the step channel has no place for more."""
+"""The most processes that can share one model, a limit of the step channel."""
 MAX_DATA_PARALLEL_SIZE: Final = 64
 EXECUTOR_BACKENDS: Final = ("uni", "mp", "ray")
 DEFAULT_MASTER_ADDR: Final = "127.0.0.1"
@@ -16,17 +16,17 @@ DEFAULT_MASTER_PORT: Final = 29501
 DEFAULT_STALL_TIMEOUT_SECONDS: Final = 60.0
 _LAST_PORT: Final = 65535
 _CHANNEL_SLOTS: Final = 16
-"""Steps that the channel to the other ranks holds; one more would wait for a rank that waits for this one."""
+"""Steps that fit into the channel to the other ranks; one more would wait for a rank that waits for this one."""
 _LAYERS: Final = ("num_hidden_layers", "n_layer", "num_layers")
 _MLP_WIDTHS: Final = ("intermediate_size", "ffn_dim", "n_inner")
 _REFUSED_BACKENDS: Final = {
-    "external_launcher": "ranks are not started by another launcher yet",
+    "external_launcher": "rustvllm starts all ranks itself",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How many ranks hold one model together, and how many engines share the machine.
+    """How many ranks share one model, and how many engines share the machine.
 
     Attributes:
         tensor_parallel_size: Ranks that share each layer.
@@ -73,8 +73,8 @@ class ParallelConfig:
         if self.num_ranks > MAX_RANKS:
             raise ConfigError(
                 f"tensor_parallel_size {self.tensor_parallel_size} times pipeline_parallel_size "
-                f"{self.pipeline_parallel_size} is {self.num_ranks} ranks, but at most {MAX_RANKS} hold one model: "
-                "lower one of them"
+                f"{self.pipeline_parallel_size} is {self.num_ranks} ranks, but at most {MAX_RANKS} can share one "
+                "model: lower one of them"
             )
         self._check_nodes()
         self._check_backend()
@@ -87,7 +87,7 @@ class ParallelConfig:
     def _check_nodes(self) -> None:
         address: Any = self.master_addr
         if not isinstance(address, str) or not address:
-            raise ConfigError(f"master_addr must be the name or an address of the head, got {address!r}")
+            raise ConfigError(f"master_addr must be the host name or address of the head node, got {address!r}")
         if self.num_ranks % self.nnodes:
             raise ConfigError(
                 f"nnodes {self.nnodes} does not divide the {self.num_ranks} ranks (tensor_parallel_size "
@@ -100,8 +100,8 @@ class ParallelConfig:
             )
         if self.nnodes > 1 and self.data_parallel_size > 1:
             raise ConfigError(
-                f"nnodes {self.nnodes} and data_parallel_size {self.data_parallel_size}: an engine on several nodes is "
-                "started by itself, and others reach it with --engine-address; leave one of them out"
+                f"nnodes {self.nnodes} and data_parallel_size {self.data_parallel_size} contradict each other: leave "
+                "one out, or start each engine of several nodes by itself and name it with --engine-address"
             )
 
     def _check_backend(self) -> None:
@@ -110,8 +110,8 @@ class ParallelConfig:
             return
         if not isinstance(backend, str):
             raise ConfigError(
-                f"distributed_executor_backend must be one of {', '.join(EXECUTOR_BACKENDS)}, got {backend!r}; classes "
-                "of executors are not taken"
+                f"distributed_executor_backend must be one of {', '.join(EXECUTOR_BACKENDS)}, got {backend!r}; "
+                "rustvllm does not accept executor classes"
             )
         if (reason := _REFUSED_BACKENDS.get(backend)) is not None:
             raise ConfigError(f"distributed_executor_backend={backend!r} is not supported yet: {reason}; mp works")
@@ -121,19 +121,19 @@ class ParallelConfig:
             )
         if backend == "ray" and self.nnodes > 1:
             raise ConfigError(
-                f"distributed_executor_backend is ray, which chooses the machines itself, but nnodes is {self.nnodes}: "
-                "leave nnodes out (1), or set the backend to mp"
+                f"distributed_executor_backend is ray, and Ray chooses the machines, but nnodes is {self.nnodes}: "
+                "leave nnodes out, or set the backend to mp"
             )
         if backend == "uni" and self.num_ranks > 1:
             size = "tensor_parallel_size" if self.tensor_parallel_size > 1 else "pipeline_parallel_size"
             raise ConfigError(
-                f"distributed_executor_backend is uni, which is one rank, but {size} is {getattr(self, size)}: set it "
-                "to mp, or leave it out"
+                f"distributed_executor_backend is uni, which runs one rank, but {size} is {getattr(self, size)}: set "
+                "it to mp, or leave it out"
             )
 
     @property
     def num_ranks(self) -> int:
-        """Processes that hold one model together."""
+        """Processes that share one model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
@@ -154,9 +154,9 @@ class ParallelConfig:
 
 
 def check_split(size: int, num_heads: int, num_kv_heads: int, hf_config: Mapping[str, Any]) -> None:
-    """Refuse a model that so many ranks cannot hold in equal parts.
+    """Refuse a model that cannot be split equally across this many ranks.
 
-    The vocabulary is padded, so that it can be any.
+    The vocabulary can have any size, because it is padded.
 
     Args:
         size: Ranks.
@@ -174,14 +174,14 @@ def check_split(size: int, num_heads: int, num_kv_heads: int, hf_config: Mapping
             n for n in range(1, num_heads + 1) if not num_heads % n and not (num_kv_heads % n and n % num_kv_heads)
         ]
         raise ConfigError(
-            f"{_asked(size)} and the {num_kv_heads} key and value heads: one must divide the other; "
-            f"{', '.join(map(str, fitting))} would work"
+            f"{_asked(size)} and the {num_kv_heads} key and value heads do not match: one number must divide the "
+            f"other; {', '.join(map(str, fitting))} would work"
         )
     width = next((hf_config[name] for name in _MLP_WIDTHS if isinstance(hf_config.get(name), int)), None)
     if width is not None and width % size:
         fitting = [n for n in range(1, num_heads + 1) if not math.gcd(num_heads, width) % n]
         raise ConfigError(
-            f"{_asked(size)} does not divide the MLP, which is {width} wide; {', '.join(map(str, fitting))} would work"
+            f"{_asked(size)} does not divide the width of the MLP, {width}; {', '.join(map(str, fitting))} would work"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a value of the configuration may be: refusals that name the argument, the value and the limits."""
+"""Checks of configuration values, whose errors name the argument, the value and the limits."""
 
 import math
 

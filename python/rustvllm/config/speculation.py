@@ -1,4 +1,4 @@
-"""``--speculative-config``: which drafts an engine makes, by vLLM's names, and what it does not have."""
+"""``--speculative-config``: which drafts an engine makes, under vLLM's names, and which methods it lacks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from rustvllm.config.model import ModelConfig
 
 METHODS: Final = ("ngram", "suffix", "auto", "draft_model")
-"""``auto`` is what drafts best without a model: ``suffix`` with more drafts per token of the match."""
+"""``auto`` is the best method without a model: ``suffix`` with more drafts per token of the match."""
 MAX_SPECULATIVE_TOKENS: Final = 64
 MAX_MATCH_TOKENS: Final = 64
 MAX_NGRAM_LENGTHS: Final = 16
-"""Lengths that ``ngram`` keeps apart at most: each is an index of its own."""
+"""The most lengths for ``ngram``, which keeps one index per length."""
 _AUTO_TOKENS: Final = 32
 _AUTO_SPEC_FACTOR: Final = 4.0
-"""The controller withholds what does not pay, so more may be found."""
+"""The controller withholds drafts that do not pay, so it is safe to find more."""
 _MOST: Final = 2**31 - 1
 _NEEDS_MODEL: Final = (
     "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash", "ngram_gpu", "custom_class",
 )  # fmt: skip
-"""What vLLM has besides."""
+"""vLLM's methods that rustvllm lacks."""
 _NGRAM: Final = ("prompt_lookup_min", "prompt_lookup_max")
 _SUFFIX: Final = (
     "suffix_decoding_max_tree_depth",
@@ -44,7 +44,7 @@ _KEYS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig:
-    """Drafts, checked by sampling: the scheduler makes them out of tokens that it holds, or a second model does.
+    """Drafts, which sampling verifies: the scheduler makes them from tokens that it has, or a draft model does.
 
     Attributes:
         method: ``ngram``, ``suffix`` or ``draft_model``.
@@ -88,7 +88,7 @@ class SpeculationConfig:
         if longest - shortest >= MAX_NGRAM_LENGTHS:
             raise ConfigError(
                 f"speculative_config: prompt_lookup_min={shortest} to prompt_lookup_max={longest} are "
-                f"{longest - shortest + 1} lengths, at most {MAX_NGRAM_LENGTHS} are possible"
+                f"{longest - shortest + 1} lengths, but the limit is {MAX_NGRAM_LENGTHS}"
             )
         _require_int("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 1, MAX_MATCH_TOKENS)
         _require_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0, 1000)
@@ -99,7 +99,7 @@ class SpeculationConfig:
 
 
 def make_speculation_config(given: object) -> SpeculationConfig | None:
-    """What the keys of vLLM's ``speculative_config`` ask for; None if nothing is asked for.
+    """The configuration from the keys of vLLM's ``speculative_config``; None if drafts are off.
 
     Raises:
         ConfigError: A key is unknown, a value out of range, or the method needs what is not there.
@@ -126,7 +126,8 @@ def make_speculation_config(given: object) -> SpeculationConfig | None:
         num_tokens = numbers.get("suffix_decoding_max_tree_depth", SpeculationConfig.suffix_decoding_max_tree_depth)
     if num_tokens is None:
         raise ConfigError(
-            f"speculative_config: {method} needs num_speculative_tokens, the most drafts per request and step"
+            f"speculative_config: {method} needs num_speculative_tokens, the largest number of drafts per request and "
+            "step"
         )
     return SpeculationConfig(
         method="suffix" if method == "auto" else cast("Literal['ngram', 'suffix', 'draft_model']", method),
@@ -140,7 +141,7 @@ def make_speculation_config(given: object) -> SpeculationConfig | None:
 
 
 def check_draft_model(config: EngineConfig, draft: ModelConfig) -> None:
-    """Refuse a second model whose guesses mean nothing to the first, and what it is not built for.
+    """Refuse a draft model with another vocabulary, and combinations that draft models do not support.
 
     Raises:
         ConfigError: Says what contradicts ``draft_model``, and what to do.
@@ -148,24 +149,26 @@ def check_draft_model(config: EngineConfig, draft: ModelConfig) -> None:
     name, target, parallel = f"speculative_config: draft_model {draft.model!r}", config.model, config.parallel
     if draft.vocab_size != target.vocab_size:
         raise ConfigError(
-            f"{name} has {draft.vocab_size} token ids and {target.model!r} has {target.vocab_size}: both must have the "
-            "same vocabulary"
+            f"{name} has {draft.vocab_size} token ids, but {target.model!r} has {target.vocab_size}: both must have "
+            "the same vocabulary"
         )
     vocabularies = [_vocabulary(path) for path in (draft.path, target.path)]
     if None not in vocabularies and vocabularies[0] != vocabularies[1]:
         raise ConfigError(
-            f"{name} and {target.model!r} have tokenizers of other ids: both must have the same vocabulary"
+            f"{name} and {target.model!r} have different vocabularies: their tokenizers must give each token the same "
+            "id"
         )
     if draft.max_model_len < target.max_model_len:
         raise ConfigError(
-            f"{name} was made for {draft.max_model_len} tokens, but max_model_len is {target.max_model_len}: set it to "
-            f"{draft.max_model_len} or less"
+            f"{name} supports at most {draft.max_model_len} tokens, but max_model_len is {target.max_model_len}: set "
+            f"max_model_len to {draft.max_model_len} or less"
         )
     refused = {
-        f"device={config.device.device}: a second model runs on the CPU only, so far": config.device.device != "cpu",
+        f"device={config.device.device}: so far, a draft model only runs on the CPU": config.device.device != "cpu",
         "executor=sim, which has no models": config.sim is not None,
-        "tensor_parallel_size or pipeline_parallel_size above 1: it is not shared by ranks": parallel.num_ranks > 1,
-        "async_scheduling: its guesses follow a token that is known": config.scheduler.async_scheduling,
+        "tensor_parallel_size or pipeline_parallel_size above 1: ranks cannot share a draft model": parallel.num_ranks
+        > 1,
+        "async_scheduling: a draft model needs the token of the step before": config.scheduler.async_scheduling,
     }
     for reason, is_asked in refused.items():
         if is_asked:
@@ -191,12 +194,12 @@ def _method_of(given: Mapping[Any, Any]) -> str:
         if method == "draft_model":
             if not isinstance(model, str) or not model:
                 raise ConfigError(
-                    f"speculative_config: draft_model needs model, a name or folder of the second model, got {model!r}"
+                    f"speculative_config: draft_model needs model, the name or folder of the draft model, got {model!r}"
                 )
         elif model not in (None, "ngram", "[ngram]"):
-            raise ConfigError(f"speculative_config: {method} needs no model, got model {model!r}: leave it out")
+            raise ConfigError(f"speculative_config: {method} does not use a model, got model {model!r}: leave it out")
         return str(method)
-    there = f"what there is: {', '.join(METHODS)}"
+    there = f"rustvllm has {', '.join(METHODS)}"
     if method in _NEEDS_MODEL:
         raise ConfigError(f"speculative_config: method {method!r} is not supported yet; {there}")
     raise ConfigError(f"speculative_config: method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -206,8 +209,8 @@ def _refuse_what_is_not_there(given: Mapping[Any, Any]) -> None:
     sampling = given.get("rejection_sample_method")
     if sampling not in (None, "standard", "strict"):
         raise ConfigError(
-            f"speculative_config: rejection_sample_method {sampling!r} is not supported; drafts are kept while they "
-            "equal what is sampled, which is standard"
+            f"speculative_config: rejection_sample_method {sampling!r} is not supported; rustvllm only has standard: "
+            "it keeps drafts while they equal the sampled tokens"
         )
 
 

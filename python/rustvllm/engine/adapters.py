@@ -140,7 +140,7 @@ class EngineAdapters:
         if before is not None and not load_inplace:
             raise InvalidRequestError(queries.already_loaded(row["name"]), "lora_name")
         if before is None and len(self._list) >= MAX_ADAPTERS:
-            raise InvalidRequestError(f"{len(self._list)} adapters are loaded, as many as may be: unload one first")
+            raise InvalidRequestError(f"{len(self._list)} adapters are loaded, which is the limit: unload one first")
         self._is_as_started = False
         self._num_changes += 1
         self._list[row["name"]] = row

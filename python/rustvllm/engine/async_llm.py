@@ -104,8 +104,8 @@ class AsyncLLM(AdapterMethods):
         is_elsewhere = not is_own or (envs.enable_multiprocessing() if multiprocess is None else multiprocess)
         if on_status_change is not None and is_elsewhere:
             raise ConfigError(
-                "on_status_change needs the engine in a thread of this process, where the statuses are: "
-                "make it with multiprocess=False"
+                "on_status_change needs the engine in a thread of this process: make the AsyncLLM with "
+                "multiprocess=False"
             )
         if tracer is None:
             overlap = config.scheduler.async_scheduling
@@ -329,7 +329,7 @@ class AsyncLLM(AdapterMethods):
             EngineDeadError: There is none yet, or this object's engine is not one that a launcher restarts.
         """
         if not isinstance(self._client, RemoteClient):
-            raise EngineDeadError("this engine is not started again; make a new AsyncLLM")
+            raise EngineDeadError("this engine cannot be started again; make a new AsyncLLM")
         client = self._client
         with self._adapters.restoring(rank):
             client.reconnect(rank, timeout)
@@ -468,8 +468,8 @@ class AsyncLLM(AdapterMethods):
         try:
             changed = self._requests.poll(most)
         except Exception as error:
-            logger.critical("outputs of the engine cannot be read", exc_info=error)
-            self._broken = EngineDeadError(f"outputs of the engine cannot be read: {type(error).__name__}: {error}")
+            logger.critical("cannot read the engine's outputs", exc_info=error)
+            self._broken = EngineDeadError(f"cannot read the engine's outputs: {type(error).__name__}: {error}")
             self._broken.__cause__ = error
             self._stop_listening()  # they stay there, and would wake the loop for ever
             self._fail_all(self._broken)
@@ -487,7 +487,7 @@ class AsyncLLM(AdapterMethods):
         if isinstance(error, QueueTimeoutError):
             limit = self.config.scheduler.queue_timeout
             error = QueueTimeoutError(
-                f"the request waited longer than queue_timeout = {limit:g} s and was not begun; try again later"
+                f"the request waited longer than queue_timeout = {limit:g} s and did not start; try again later"
             )
         if isinstance(error, QueueFullError | QueueTimeoutError):
             error.retry_after = self._drain_rate.retry_after()

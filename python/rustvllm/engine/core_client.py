@@ -202,7 +202,7 @@ class ThreadClient:
     def query(self, rank: int, kind: str, payload: bytes, timeout: float) -> bytes:
         """Ask the engine's thread; see :meth:`AsyncLLM.query`."""
         if rank != 0:
-            raise IndexError(f"there is no engine of rank {rank}; there is one, of rank 0")
+            raise IndexError(f"there is no engine of rank {rank}; the only engine has rank 0")
         self.check_alive()
         return self._queries.ask(kind, payload, timeout)
 
@@ -227,7 +227,7 @@ class ThreadClient:
         """Wait so many seconds for the thread to end after ``shutdown``; then abandon it with a warning."""
         self._thread.join(timeout)
         if self._thread.is_alive():
-            logger.warning("the engine is still in a step after %g s; its thread is abandoned", timeout)
+            logger.warning("the engine is still in a step after %g s; leaving its thread behind", timeout)
         else:
             self._free()  # again, unless the thread had died before the shutdown
 

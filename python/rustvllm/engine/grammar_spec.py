@@ -70,7 +70,7 @@ def _checked_spec(params: StructuredOutputsParams, tokenizer: Tokenizer | None) 
         spec, places, count = spec.relaxed(params.param)
         params.unenforced.note(places, count)
     if params.unenforced.count:
-        logger.warning("a schema of %s is not enforced at %s", params.param, shown_places(params.unenforced))
+        logger.warning("the schema of %s is not enforced at %s", params.param, shown_places(params.unenforced))
     return spec
 
 
@@ -95,7 +95,7 @@ def _spec_of_tag(
         if isinstance(error, InvalidRequestError):
             raise
         raise InvalidRequestError(
-            f"structural_tag of {params.param} must be what JSON can say: {error}", params.param
+            f"structural_tag of {params.param} must only hold values that JSON can express: {error}", params.param
         ) from None
 
 
@@ -111,5 +111,5 @@ def _text_of(params: StructuredOutputsParams) -> str:
         return json.dumps(list(params.choice) if params.choice is not None else params.json, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(
-            f"{params.kind} of {params.param} must be what JSON can say: {error}", params.param
+            f"{params.kind} of {params.param} must only hold values that JSON can express: {error}", params.param
         ) from None

@@ -72,7 +72,7 @@ class InputProcessor:
         own_eos = None if tokenizer is None else tokenizer.eos_token_id
         if own_eos is not None and own_eos >= config.model.vocab_size:
             logger.warning(
-                "the tokenizer's end-of-sequence token is ignored: its id %d is outside the vocabulary (0 to %d)",
+                "ignoring the tokenizer's end-of-sequence token: its id %d is outside the vocabulary (0 to %d)",
                 own_eos,
                 config.model.vocab_size - 1,
             )
@@ -258,8 +258,8 @@ class InputProcessor:
             assert self._tokenizer is not None
             [token] = self._tokenizer.convert_ids_to_tokens([largest])
             raise InvalidRequestError(
-                f"the prompt has the token {token!r:.80} (id {largest}), which the tokenizer knows and the model does "
-                f"not: its vocabulary is 0 to {limit - 1}",
+                f"the prompt has the token {token!r:.80} (id {largest}), which the tokenizer has but the model does "
+                f"not: the model's vocabulary is 0 to {limit - 1}",
                 "prompt",
             )
         return self._fit(ids, asked.params)
@@ -359,14 +359,14 @@ class InputProcessor:
                 self._model.check_num_logprobs(name, number)
         if params.use_beam_search and not self._model.logprobs_mode.endswith("_logprobs"):
             raise InvalidRequestError(
-                "use_beam_search compares log-probabilities, and this engine gives "
-                f"{self._model.logprobs_mode} in their place (logprobs_mode)",
+                f"use_beam_search compares log-probabilities, but this engine returns {self._model.logprobs_mode} "
+                "instead (logprobs_mode)",
                 "use_beam_search",
             )
         if params.best_of is not None and not self._model.logprobs_mode.endswith("_logprobs"):
             raise InvalidRequestError(
-                f"best_of ({params.best_of}) chooses by log-probabilities, and this engine gives "
-                f"{self._model.logprobs_mode} in their place (logprobs_mode)",
+                f"best_of ({params.best_of}) compares log-probabilities, but this engine returns "
+                f"{self._model.logprobs_mode} instead (logprobs_mode)",
                 "best_of",
             )
         if params.num_samples > self._max_num_queued:
@@ -401,12 +401,14 @@ class InputProcessor:
             needed = params.n * max(2, 1 + num_ends)
             if params.n > self._max_num_seqs:
                 raise InvalidRequestError(
-                    f"a search has at most max_num_seqs = {self._max_num_seqs} beams, got {params.n}: lower n", "n"
+                    f"a beam search may have at most max_num_seqs = {self._max_num_seqs} beams, got {params.n}: "
+                    "lower n",
+                    "n",
                 )
             if needed > self._model.vocab_size:
                 raise InvalidRequestError(
-                    f"a search of {params.n} beams with {num_ends} tokens that end an output looks at {needed} "
-                    f"candidates, and the vocabulary has {self._model.vocab_size}: lower n",
+                    f"a search of {params.n} beams with {num_ends} tokens that end an output needs {needed} "
+                    f"candidates, but the vocabulary has {self._model.vocab_size}: lower n",
                     "n",
                 )
             return needed
@@ -435,7 +437,7 @@ def _check_num_prompt_logprobs(num_prompt_logprobs: int, num_prompt_tokens: int)
     if num_all > MAX_PROMPT_LOGPROBS:
         raise InvalidRequestError(
             f"prompt_logprobs of {num_prompt_tokens} tokens with {num_prompt_logprobs} candidates each are {num_all} "
-            f"log-probabilities, one request may ask for {MAX_PROMPT_LOGPROBS}: ask for at most "
+            f"log-probabilities; the limit per request is {MAX_PROMPT_LOGPROBS}: ask for at most "
             f"{MAX_PROMPT_LOGPROBS // num_prompt_tokens - 1} candidates, or send a shorter prompt",
             "prompt_logprobs",
         )

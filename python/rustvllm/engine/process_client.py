@@ -124,7 +124,7 @@ class ProcessClient:
     def join(self, timeout: float) -> None:
         """Wait so many seconds for the engine to end after ``shutdown``; then kill it."""
         if not self._process.wait(timeout):
-            logger.warning("the engine is still in a step after %g s and is killed", timeout)
+            logger.warning("the engine is still in a step after %g s; killing it", timeout)
         self._end()
 
     def shutdown(self) -> None:

@@ -84,8 +84,8 @@ class RemoteClient:
             for rank, address in enumerate(self._addresses):
                 if (why := probe(address)) is not None:
                     logger.warning(
-                        "no connection to engine %d on %s yet, tried again and again: %s; what would work: an engine "
-                        "that runs (its own log says whether it does), or a new start of the server",
+                        "no connection to engine %d on %s yet, tried again and again: %s; check in the engine's log "
+                        "that it runs, or restart the server",
                         rank,
                         address,
                         why,
@@ -145,7 +145,7 @@ class RemoteClient:
             return load_config(self.handle.info)
         except ConfigError as error:
             raise ConfigError(
-                f"the engine on {self._addresses[0]} is not one of this release of rustvllm: {error}"
+                f"the engine on {self._addresses[0]} belongs to another release of rustvllm: {error}"
             ) from error
 
     def check_alive(self) -> None:
@@ -205,7 +205,7 @@ def check_addresses(addresses: Sequence[EngineAddress], secret: bytes | None) ->
             "cannot serve from both"
         )
     if len(set(addresses)) < len([address for address in addresses if not (address.is_tcp and address.port == 0)]):
-        raise ConfigError(f"every engine needs an address of its own, got {', '.join(map(str, addresses))}")
+        raise ConfigError(f"every engine needs its own address, got {', '.join(map(str, addresses))}")
     if addresses[0].is_tcp and secret is None:
         raise ConfigError(
             f"the engine address {addresses[0]} is TCP, where both ends must know a secret: set RUSTVLLM_ENGINE_SECRET "

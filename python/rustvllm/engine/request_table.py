@@ -76,7 +76,9 @@ class RequestTable:
         if not (request_id.isascii() or is_valid_unicode(request_id)):
             raise InvalidRequestError(f"request_id must be valid Unicode, got {shown(request_id)}", "request_id")
         if request_id in self._by_id or request_id in self._engine_ids:
-            raise InvalidRequestError(f"request_id {request_id!r} belongs to a request that still runs", "request_id")
+            raise InvalidRequestError(
+                f"request_id {request_id!r} belongs to a request that is still running", "request_id"
+            )
 
     def add(
         self,
@@ -150,7 +152,7 @@ class RequestTable:
                 engine_id = request_id if num_samples == 1 else f"{index}_{request_id}"
                 if engine_id in self._engine_ids:
                     raise InvalidRequestError(
-                        f"request_id {engine_id!r} belongs to a request that still runs", "request_id"
+                        f"request_id {engine_id!r} belongs to a request that is still running", "request_id"
                     )
                 samples.append((self._client.handle.new_key(), engine_id))
             state.expect(samples)

@@ -96,14 +96,14 @@ def _fit_max_model_len(config: EngineConfig, num_blocks: int) -> EngineConfig:
     fitted = config.fitted(num_blocks)
     longest, asked = fitted.model.max_model_len, config.model.max_model_len
     if longest < asked:
-        logger.info("max_model_len is %d, what the KV cache holds; the model was made for %d", longest, asked)
+        logger.info("max_model_len is %d, which is what the KV cache can hold; the model supports %d", longest, asked)
     return fitted
 
 
 def _scheduler_config(config: EngineConfig, num_blocks: int, num_cpu_blocks: int) -> _core.SchedulerConfig:
     speculation = config.speculation
     if speculation is not None and config.model.logits_processors:
-        logger.warning("no drafts are made: logits_processors follow every request, one token at a time")
+        logger.warning("no drafts are made: logits_processors must see every request one token at a time")
         speculation = None
     return _core.SchedulerConfig(
         num_blocks=num_blocks,

@@ -95,8 +95,8 @@ class FollowerNode:
                 why = error.strerror or str(error)
             if waited >= seconds:
                 raise ModelLoadError(
-                    f"{self._name} found nothing that listens as {self._head} within {seconds:g} s ({why}): start it, "
-                    "and see what it says"
+                    f"{self._name} could not reach {self._head} within {seconds:g} s ({why}): start it, and check its "
+                    "log"
                 )
             if waited >= _COMPLAINT_SECONDS and not has_complained:
                 has_complained = True
@@ -173,7 +173,7 @@ class FollowerNode:
                     found: dict[str, Any] = taken
                     return found
         except ConnectionError as error:
-            raise EngineDeadError(f"{self._head} ended before all nodes had joined it ({error})") from error
+            raise EngineDeadError(f"{self._head} ended before all nodes had joined ({error})") from error
         return None
 
     def _obey(self, link: _core.NodeLink) -> None:
@@ -202,7 +202,7 @@ class FollowerNode:
                         process.signal(text["signal"])
         except ConnectionError as error:
             raise EngineDeadError(
-                f"{self._head} has ended or cannot be reached any more ({error}); the ranks of {self._name} end with it"
+                f"{self._head} has ended or can no longer be reached ({error}); the ranks of {self._name} end with it"
             ) from error
         nodes.say(link, leaves=self._is_stopped)
         link.close()

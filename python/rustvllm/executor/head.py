@@ -91,8 +91,8 @@ class Head:
             if waited >= seconds:
                 raise ModelLoadError(
                     f"{which} of {self._parallel.nnodes} did not come to {self._name} at {self.host} port {self.port} "
-                    f"within {seconds:g} s: start the same command line there with --node-rank and --headless, and see "
-                    "what it says"
+                    f"within {seconds:g} s: start the same command line there with --node-rank and --headless, and "
+                    "check its log"
                 )
             if waited >= _COMPLAINT_SECONDS and not has_complained:
                 has_complained = True
@@ -142,7 +142,7 @@ class Head:
                 raise TimeoutError(f"it did not say which node it is within {nodes.HANDSHAKE_SECONDS:g} s")
             self._judge(link, hello["hello"])
         except (OSError, ValueError, KeyError) as error:
-            logger.warning("%s does not take what came from %s as a node: %s", self._name, peer, error)
+            logger.warning("%s rejects the connection from %s, which is not a valid node: %s", self._name, peer, error)
         finally:
             self._slots.release()
 

@@ -119,7 +119,7 @@ class MultiProcExecutor(UniProcExecutor):
         stall = parallel.stall_timeout
         self.stalls = StallReporter(self._ranks, self._writer, self._group.time, stall, place)
         pids = ", ".join(str(process.pid) for process in self._ranks.processes)
-        logger.info("%d ranks hold the model; those that follow have pid %s", size, pids)
+        logger.info("%d ranks share the model; the worker ranks have pid %s", size, pids)
 
     def _make_head(self, config: EngineConfig, secret: bytes | None, placement: RayPlacement | None) -> Head | None:
         """Where other nodes come to; None: there are none."""
@@ -132,7 +132,7 @@ class MultiProcExecutor(UniProcExecutor):
         secret = secret or read_secret(None)
         if secret is None:
             raise ConfigError(
-                f"nnodes is {parallel.nnodes}, and nodes must know a secret of 16 bytes or more: set "
+                f"nnodes is {parallel.nnodes}, and all nodes need the same secret of 16 bytes or more: set "
                 "RUSTVLLM_ENGINE_SECRET, or --engine-secret-file, on each"
             )
         return Head(parallel, secret, facts.node_facts(config))
@@ -145,7 +145,7 @@ class MultiProcExecutor(UniProcExecutor):
             nodes.say(node.link, taken={"ranks": ranks, "nnodes": head.nnodes, "device": device.type})
             self._ranks.add_node(node)
         logger.info(
-            "%d nodes hold the model; nothing guards the tensors between them, which go over the network of %s",
+            "%d nodes share the model; they exchange tensors unencrypted over the network of %s",
             head.nnodes,
             head.host,
         )
@@ -286,7 +286,7 @@ class MultiProcExecutor(UniProcExecutor):
             if isinstance(error, TimeoutError):
                 raise DeviceFailedError(f"{error}: {self.stalls.describe()}") from error
             raise DeviceFailedError(
-                f"rank 0 failed in a step that the other ranks run too, and they are out of step now "
+                "rank 0 failed in a step that the other ranks also run, so the ranks are out of step "
                 f"({type(error).__name__}: {error})"
             ) from error
 

@@ -48,7 +48,7 @@ class RayPlacement:
     def __init__(self, config: EngineConfig, seconds: float | None = None) -> None:
         if config.device.device != "cpu":
             raise ConfigError(
-                f"distributed_executor_backend is ray, which places ranks on CPUs so far, but device is "
+                "distributed_executor_backend is ray, which so far only places ranks on CPUs, but device is "
                 f"{config.device.device}: set the backend to mp, or device to cpu"
             )
         seconds = PLACE_SECONDS if seconds is None else seconds

@@ -122,7 +122,7 @@ class SimExecutor:
             ModelLoadError: The tokenizer cannot be read, or EOS is asked for where the model has none.
         """
         if self._sim.eos_after is not None and self._eos < 0:
-            raise ModelLoadError("sim_eos_after is given, but the model's configuration names no eos_token_id")
+            raise ModelLoadError("sim_eos_after is set, but the model's configuration has no eos_token_id")
         self.words = _find_words(self._config)
         logger.info("simulated executor: no model is loaded, tokens are %d words of the vocabulary", self.words.size)
 

@@ -87,7 +87,7 @@ def attention_config(device: torch.device, itemsize: int, head_dim: int, *, deco
     for (size, largest), prompts, decodes in table:
         if itemsize <= size and head_dim <= largest:
             return decodes if decode else prompts
-    raise ModelLoadError(f"the Triton kernels serve heads of at most 256 features, but the model has {head_dim}")
+    raise ModelLoadError(f"the Triton kernels support heads of at most 256 features, but the model's have {head_dim}")
 
 
 def matmul_config(device: torch.device, itemsize: int, num_columns: int) -> TileConfig:
@@ -189,7 +189,7 @@ def is_tuned(device: torch.device) -> bool:
     if capability(device) == HOPPER:
         return True
     name = torch.cuda.get_device_name(device)
-    logger.warning("Triton kernels are untuned for %s: they run with sizes that fit every device", name)
+    logger.warning("the Triton kernels are not tuned for %s: using sizes that work on every device", name)
     return False
 
 

@@ -245,7 +245,7 @@ def _rotary_dim(parameters: Mapping[str, Any], head_dim: int, *, partial: bool) 
         )
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise ModelLoadError(
-            f"config.json: partial_rotary_factor {factor} turns {rotary_dim} of {head_dim} features of a head; "
+            f"config.json: partial_rotary_factor {factor} rotates {rotary_dim} of {head_dim} features of a head; "
             f"supported: an even number from 2 to {head_dim}"
         )
     return rotary_dim

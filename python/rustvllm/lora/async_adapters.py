@@ -149,7 +149,7 @@ class AsyncAdapters:
         found = self.registry.find(replace(request, load_inplace=False))
         if found is None:
             raise InvalidRequestError(
-                f"the adapter {request.lora_name!r} was removed while the request came in", "lora_request"
+                f"the adapter {request.lora_name!r} was removed while the request was arriving", "lora_request"
             )
         return found.number
 
@@ -195,8 +195,8 @@ class AsyncAdapters:
         while not json.loads(ask(queries.RESTORE, queries.payload(adapters=None))):
             if time.monotonic() >= give_up:
                 logger.error(
-                    "the engine was started again without the adapters that were loaded while it ran: the API process "
-                    "that knew them is gone; load them again"
+                    "the engine was restarted without the adapters that were loaded at run time, because the API "
+                    "process that loaded them is gone; load them again"
                 )
                 return
             time.sleep(_LOOK_SECONDS)

@@ -92,18 +92,18 @@ def read_peft_config(path: Path, name: str, max_rank: int) -> PeftConfig:
     data = _read(path, name)
     kind = data.get("peft_type", "LORA")
     if kind != "LORA":
-        raise ModelLoadError(f"adapter {name!r}: peft_type is {kind!r:.60}, but only LORA is served")
+        raise ModelLoadError(f"adapter {name!r}: peft_type is {kind!r:.60}, but rustvllm only supports LORA")
     for key, neutral in _NEUTRAL.items():
         if data.get(key) not in neutral:
             raise ModelLoadError(
-                f"adapter {name!r}: {key} is {data[key]!r:.100} in {path.name}, which is not served; merge the adapter "
-                "into the checkpoint, or train it without"
+                f"adapter {name!r}: {key} is {data[key]!r:.100} in {path.name}, which is not supported; merge the "
+                "adapter into the checkpoint, or train it without that option"
             )
     start = data.get("init_lora_weights", True)
     if isinstance(start, str) and start.lower().startswith(_CHANGES_THE_BASE):
         raise ModelLoadError(
-            f"adapter {name!r}: init_lora_weights is {start!r:.60}, which leaves a part of the adapter in the base; "
-            "convert it with peft's path_initial_model_for_weight_conversion"
+            f"adapter {name!r}: init_lora_weights is {start!r:.60}, which stores a part of the adapter in the base "
+            "model; convert it with peft's path_initial_model_for_weight_conversion"
         )
     rank, alpha = data.get("r"), data.get("lora_alpha", 8)
     return PeftConfig(
@@ -130,7 +130,7 @@ def _read(path: Path, name: str) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size > MAX_CONFIG_BYTES:
-            raise ModelLoadError(f"adapter {name!r}: {path} has {size} bytes; at most {MAX_CONFIG_BYTES} are read")
+            raise ModelLoadError(f"adapter {name!r}: {path} has {size} bytes; the limit is {MAX_CONFIG_BYTES}")
         data = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"adapter {name!r}: {path} cannot be read: {error!r:.300}") from error
@@ -181,18 +181,20 @@ def _modules(data: Mapping[str, Any], key: str, name: str) -> tuple[str, ...] | 
             _check_expression(found, key, name)
         return found
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise ModelLoadError(f"adapter {name!r}: {key} must be a list of names or an expression, got {found!r:.80}")
+        raise ModelLoadError(
+            f"adapter {name!r}: {key} must be a list of names or a regular expression, got {found!r:.80}"
+        )
     return tuple(found)
 
 
 def _check_expression(pattern: str, key: str, name: str) -> None:
     try:
         if len(pattern) > MAX_PATTERN_CHARACTERS:
-            raise ValueError(f"it has {len(pattern)} characters, at most {MAX_PATTERN_CHARACTERS} are read")
+            raise ValueError(f"it has {len(pattern)} characters; the limit is {MAX_PATTERN_CHARACTERS}")
         re.compile(pattern)
     except (re.error, ValueError, RecursionError, OverflowError) as error:
         raise ModelLoadError(
-            f"adapter {name!r}: {key} has an expression that cannot be read: {pattern!r:.100}: {error}"
+            f"adapter {name!r}: {key} has an invalid regular expression: {pattern!r:.100}: {error}"
         ) from error
 
 

@@ -87,7 +87,7 @@ class AdapterRegistry:
             )
         if request.lora_name in self._names:
             raise InvalidRequestError(
-                f"the adapter {request.lora_name!r} has the name of the model that is served; give it another",
+                f"the adapter {request.lora_name!r} has the same name as the served model; give it another name",
                 "lora_request",
             )
         found = self._loaded.get(request.lora_name)
@@ -96,8 +96,8 @@ class AdapterRegistry:
             other = loaded.request
             if other.lora_int_id == request.lora_int_id and other != request:
                 raise InvalidRequestError(
-                    f"lora_int_id {request.lora_int_id} of the adapter {request.lora_name!r} is that of "
-                    f"{other.lora_name!r}; give each a number of its own",
+                    f"lora_int_id {request.lora_int_id} of the adapter {request.lora_name!r} already belongs to "
+                    f"{other.lora_name!r}; give each adapter its own number",
                     "lora_request",
                 )
         if found is None or request.load_inplace:

@@ -71,16 +71,16 @@ def one_for_each(given: LoRARequest | Sequence[LoRARequest | None], num_prompts:
     every: Any = [given] * num_prompts if isinstance(given, LoRARequest) else given
     if isinstance(every, str) or not isinstance(every, Sequence):
         raise InvalidRequestError(
-            f"lora_request must be a LoRARequest or a list of these, got {type(given).__name__}", "lora_request"
+            f"lora_request must be a LoRARequest or a list of them, got {type(given).__name__}", "lora_request"
         )
     if strangers := [each for each in every if not isinstance(each, LoRARequest | None)]:
         raise InvalidRequestError(
-            f"lora_request must be a LoRARequest or a list of these, got one of {type(strangers[0]).__name__}",
+            f"lora_request must be a LoRARequest or a list of them, got one of {type(strangers[0]).__name__}",
             "lora_request",
         )
     if len(every) != num_prompts:
         raise InvalidRequestError(
-            f"lora_request has {len(every)} entries for {num_prompts} prompts; give one, or one for each",
+            f"lora_request has {len(every)} entries for {num_prompts} prompts; give one, or one per prompt",
             "lora_request",
         )
     return every

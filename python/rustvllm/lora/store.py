@@ -85,7 +85,7 @@ class AdapterStore:
         if threads is None and runs_fused_on(self._device):
             if config.dtype not in ("auto", str(dtype).removeprefix("torch.")):
                 raise ConfigError(
-                    f"lora_dtype is {config.dtype}, but on a GPU adapters are kept in what the model computes in, "
+                    f"lora_dtype is {config.dtype}, but on a GPU adapters have the model's dtype, "
                     f"{str(dtype).removeprefix('torch.')}: leave it out"
                 )
             self._step.table = self._table = DeviceTable(self._widths(), send)
@@ -136,8 +136,8 @@ class AdapterStore:
                 placed = {layer: TableDelta(each, self._dtype, self._device) for layer, each in deltas.items()}
             except torch.OutOfMemoryError as error:
                 raise ConfigError(
-                    f"adapter {name!r}: {self._device} has no memory for it ({str(error).splitlines()[0]}); remove "
-                    "another, or lower gpu_memory_utilization"
+                    f"adapter {name!r}: {self._device} is out of memory ({str(error).splitlines()[0]}); remove another "
+                    "adapter, or lower gpu_memory_utilization"
                 ) from error
             return partial(self._table.put, number, placed), sum(delta.nbytes for delta in placed.values())
         made = {

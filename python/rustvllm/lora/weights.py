@@ -94,8 +94,8 @@ class ModuleMatrices:
             return ModuleDelta(part, down, up)
         if part.shard is not None and part.shard.dim == 1:
             raise ModelLoadError(
-                f"adapter {self.adapter!r}: use_dora needs whole rows of {self.module}, whose inputs several ranks "
-                "share: leave out --tensor-parallel-size, or merge the adapter (--merge-lora)"
+                f"adapter {self.adapter!r}: use_dora needs whole rows of {self.module}, but several ranks share its "
+                "inputs: leave out --tensor-parallel-size, or merge the adapter (--merge-lora)"
             )
         magnitudes = self.magnitudes if part.shard is None else part.shard.take(self.magnitudes)
         norms = torch.empty(part.num_outputs)
@@ -112,7 +112,7 @@ class ModuleMatrices:
             row = int((~torch.isfinite(gains)).nonzero()[0, 0])
             raise ModelLoadError(
                 f"adapter {self.adapter!r}: output {first + row} of {self.module} has weights of length "
-                f"{float(norms[row]):g} with the adapter, which cannot be given the magnitude "
+                f"{float(norms[row]):g} with the adapter, which cannot be scaled to the magnitude "
                 f"{float(magnitudes[row]):g}"
             )
         return gains
@@ -175,7 +175,7 @@ def _pairs(name: str, keys: Iterable[str], *, has_magnitudes: bool) -> dict[str,
         there, missing = min(found), next(kind for kind in wanted if kind not in found)
         raise ModelLoadError(
             f"adapter {name!r}: {module} has lora_{there} but no lora_{missing}, as have {len(parts)} of {len(pairs)} "
-            "modules; the file is not whole, save or fetch the adapter again"
+            "modules; the file is incomplete, so save or download the adapter again"
         )
     return pairs
 
@@ -214,12 +214,12 @@ def _place(
         )
     down, up = shapes[keys["A"]], shapes[keys["B"]]
     if len(down) != 2 or len(up) != 2 or down[0] != up[1]:
-        raise ModelLoadError(f"adapter {name!r}: the matrices of {module} do not fit each other: {down} and {up}")
+        raise ModelLoadError(f"adapter {name!r}: the matrices of {module} do not match each other: {down} and {up}")
     num_outputs, num_inputs = part.stored_shape
     if (down[1], up[0]) != (num_inputs, num_outputs):
         raise ModelLoadError(
-            f"adapter {name!r}: {module} has {down[1]} inputs and {up[0]} outputs, but the model's has "
-            f"{num_inputs} and {num_outputs}: the adapter is another model's{made_for}"
+            f"adapter {name!r}: {module} has {down[1]} inputs and {up[0]} outputs, but the model's has {num_inputs} "
+            f"and {num_outputs}: the adapter belongs to another model{made_for}"
         )
     if config.uses_dora and shapes[keys[_MAGNITUDES]] not in ((num_outputs,), (num_outputs, 1), (1, num_outputs)):
         raise ModelLoadError(
@@ -244,13 +244,13 @@ def _check_complete(
     names = full_names(model, parts)
     places = {(id(part.linear), part.first) for part in placed.values()}
     if len(places) < len(placed):
-        raise ModelLoadError(f"adapter {name!r}: two of its modules are the same part of the model")
+        raise ModelLoadError(f"adapter {name!r}: two of its modules refer to the same part of the model")
     wanted = config.targets(names)
     missing = [full for full in wanted if (id(parts[names[full]].linear), parts[names[full]].first) not in places]
     if missing:
         raise ModelLoadError(
             f"adapter {name!r}: target_modules of {CONFIG_NAME} names {len(wanted)} modules of the model, but "
-            f"{len(missing)} of them have no tensors: {', '.join(missing[:_MAX_NAMED])}; the file is not whole"
+            f"{len(missing)} of them have no tensors: {', '.join(missing[:_MAX_NAMED])}; the file is incomplete"
         )
 
 
@@ -267,7 +267,7 @@ def _scaled(
     numbers = {kind: matrix.to(torch.float32).numpy() for kind, matrix in matrices.items()}
     for kind, found in numbers.items():
         if not np.isfinite(found).all():
-            raise ModelLoadError(f"adapter {name!r}: lora_{kind} of {module} holds a number that is not finite")
+            raise ModelLoadError(f"adapter {name!r}: lora_{kind} of {module} has a value that is not finite")
     down, up = torch.from_numpy(numbers["A"]), torch.from_numpy(numbers["B"] * np.float32(config.scale_of(module)))
     magnitudes = torch.from_numpy(numbers[_MAGNITUDES].ravel()) if _MAGNITUDES in numbers else None
     return ModuleMatrices(name, module, part, down, up, magnitudes)

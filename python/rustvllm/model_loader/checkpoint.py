@@ -98,7 +98,7 @@ def _checkpoint_files(folder: Path) -> list[Path]:
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
         raise ModelLoadError(
-            f"{folder}: has {', '.join(pickles[:3])} but no *.safetensors; only safetensors are loaded, because a "
+            f"{folder}: has {', '.join(pickles[:3])} but no *.safetensors; rustvllm only loads safetensors, because a "
             "pickle can run code. Save the model again with safetensors (transformers: save_pretrained)"
         )
     raise ModelLoadError(
@@ -109,21 +109,21 @@ def _checkpoint_files(folder: Path) -> list[Path]:
 def _sharded_files(folder: Path, index: Path) -> list[Path]:
     size = index.stat().st_size
     if size > MAX_INDEX_BYTES:
-        raise ModelLoadError(f"{index} has {size} bytes; at most {MAX_INDEX_BYTES} are read")
+        raise ModelLoadError(f"{index} has {size} bytes; the limit is {MAX_INDEX_BYTES}")
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         names = sorted(set(weight_map.values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelLoadError(
-            f'{index}: not an index of shards, expected {{"weight_map": {{tensor: file}}}}: {error!r:.300}'
+            f'{index}: not an index of shards, which is {{"weight_map": {{tensor: file}}}}: {error!r:.300}'
         ) from error
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
-        raise ModelLoadError(f"{index}: weight_map must name files of the same folder, got {names[:3]}")
+        raise ModelLoadError(f"{index}: weight_map must name files in the same folder, got {names[:3]}")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise ModelLoadError(
             f"{folder}: {len(missing)} of {len(names)} shards named in {INDEX_NAME} are missing: "
-            f"{', '.join(missing[:MAX_NAMED])}; fetch the model again"
+            f"{', '.join(missing[:MAX_NAMED])}; download the model again"
         )
     return [folder / name for name in names]
 
@@ -140,8 +140,8 @@ def _read_header(file: Path) -> list[StoredTensor]:
         return [_stored_tensor(file, name, about, begin) for name, about in header.items() if name != "__metadata__"]
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(
-            f"{file}: not a whole safetensors file ({file.stat().st_size if file.is_file() else 0} bytes): {error}"
-            + what_to_do(file, "; it is truncated or damaged, fetch it again")
+            f"{file}: not a complete safetensors file ({file.stat().st_size if file.is_file() else 0} bytes): {error}"
+            + what_to_do(file, "; it is truncated or damaged, download it again")
         ) from error
 
 

@@ -166,7 +166,7 @@ def match_tensors(model: CausalLM, folder: Path, stored: dict[str, StoredTensor]
     _check(model, folder, sources, shapes)
     for _, source, name in doubles:
         if source.shape != shapes[name]:
-            raise ModelLoadError(f"{folder}: the weights do not fit: {_misshapen(source, shapes[name])}")
+            raise ModelLoadError(f"{folder}: the weights do not match config.json: {_misshapen(source, shapes[name])}")
     check_cuts(sources, slices)
     return Match(sources, targets, slices, doubles)
 
@@ -223,8 +223,8 @@ def fill_from_checkpoint(
             cut = match.slices.get(name)
             if not all(_equals(reader, piece, place) for piece, place in _pieces(source, tied[name], cut)):
                 logger.warning(
-                    "%s: config.json ties %s to another tensor, but both are stored, with different values; both are "
-                    "kept",
+                    "%s: config.json ties %s to another tensor, but the checkpoint has different values for the two; "
+                    "using both",
                     folder,
                     alias,
                 )
@@ -341,7 +341,7 @@ def _without_prefix(model: CausalLM, folder: Path, stored: dict[str, StoredTenso
         if (bare := _bare_name(model, name)) is None:
             continue
         if bare in sources:
-            raise ModelLoadError(f"{folder}: tensors {name!r} and {sources[bare].name!r} are the same one twice")
+            raise ModelLoadError(f"{folder}: tensors {name!r} and {sources[bare].name!r} are the same tensor")
         sources[bare] = tensor
     return sources
 
@@ -401,7 +401,7 @@ def _check(model: CausalLM, folder: Path, sources: dict[str, StoredTensor], shap
         return
     more = f"; and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""
     raise ModelLoadError(
-        f"{folder}: the weights do not fit a {type(model).__name__} of this config.json: "
+        f"{folder}: the weights do not match the {type(model).__name__} that config.json describes: "
         f"{'; '.join(problems[:MAX_NAMED])}{more}"
     )
 

@@ -82,7 +82,7 @@ def read_gguf_headers(path: Path) -> dict[str, StoredTensor]:
             continue
         if kind not in FLOAT_TYPES and len(shape) != 2:
             raise ModelLoadError(
-                f"{path}: the tensor {name!r} has the type {kind} and the shape {shape}, not 2 dimensions"
+                f"{path}: the tensor {name!r} has the type {kind} and the shape {shape}, but must have 2 dimensions"
             )
         renamed = _checkpoint_name(name, file.architecture)
         is_turned = file.architecture == "gpt2" and len(shape) == 2 and name.startswith("blk.")
@@ -119,6 +119,6 @@ def _interleaved_rows(name: str, shape: list[int], heads: int, kv_heads: int) ->
     num_heads = heads if match[2] == "attn_q" else kv_heads
     if num_heads == 0 or shape[0] % (2 * num_heads):
         raise ModelLoadError(
-            f"the tensor {name!r} has {shape[0]} rows, which do not make {num_heads} heads of two halves"
+            f"the tensor {name!r} has {shape[0]} rows, which cannot be split into {num_heads} heads of two halves"
         )
     return shape[0] // num_heads

@@ -80,7 +80,7 @@ def load_model(
     if limit is not None and model_config.max_model_len > limit:
         # Beyond it the position table would be read out of bounds.
         raise ModelLoadError(
-            f"max_model_len is {model_config.max_model_len}, but {model_config.architecture} was made for {limit} "
+            f"max_model_len is {model_config.max_model_len}, but this {model_config.architecture} has {limit} "
             f"positions; set --max-model-len {limit} or less"
         )
     if stored is not None and stage.count > 1:
@@ -165,8 +165,8 @@ def _log_forms(path: Path, stored: dict[str, StoredTensor], packer: LayerPacker 
     quantized = Counter(tensor.dtype for tensor in stored.values() if isinstance(tensor, QuantizedTensor))
     if quantized:
         logger.info(
-            "%s: weights of %s; %d dense layers are kept as whole numbers with the checkpoint's scales (%s), what else "
-            "is quantised is held as %s",
+            "%s: weights of %s; %d dense layers keep the checkpoint's integers and scales (%s), other quantised "
+            "tensors become %s",
             path.name,
             ", ".join(f"{kind} ({count})" for kind, count in quantized.most_common()),
             whole,
@@ -177,8 +177,7 @@ def _log_forms(path: Path, stored: dict[str, StoredTensor], packer: LayerPacker 
     if not counts:
         return
     logger.info(
-        "%s: blocks of %s; %d dense layers are kept as whole numbers with the file's scales (%s), what else is in "
-        "blocks is held as %s",
+        "%s: blocks of %s; %d dense layers keep the file's integers and scales (%s), other tensors in blocks become %s",
         path.name,
         ", ".join(f"{kind} ({count})" for kind, count in counts.most_common()),
         whole,

@@ -141,11 +141,13 @@ def join_quantized(
                 problems.append(f"{layer}: {misfit}")
     if problems:
         more = f"; and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""
-        raise ModelLoadError(f"{folder}: as {how} these do not fit: {'; '.join(problems[:MAX_NAMED])}{more}")
+        raise ModelLoadError(
+            f"{folder}: these tensors are not valid for {how}: {'; '.join(problems[:MAX_NAMED])}{more}"
+        )
     if not num_quantized:
-        logger.warning("%s: its config.json says %s, but none of its tensors is", folder, how)
+        logger.warning("%s: config.json says %s, but no tensor is quantised that way", folder, how)
     if num_ignored:
-        logger.info("%s: %d scales of activations and of the cache are not used", folder.name, num_ignored)
+        logger.info("%s: ignoring %d scales of activations and of the KV cache", folder.name, num_ignored)
     return joined
 
 
@@ -156,7 +158,7 @@ def _joined(
     parts: dict[str, StoredTensor] = {}
     for kind, tensor in kinds.items():
         if names[kind] in parts:
-            raise _MisfitError(f"{parts[names[kind]].name!r} and {tensor.name!r} are both there")
+            raise _MisfitError(f"{parts[names[kind]].name!r} and {tensor.name!r} both exist")
         parts[names[kind]] = tensor
     needed = ["numbers", "scales", *(["zeros"] if how.method in ("awq", "gptq") else [])]
     missing = [next(kind for kind, part in names.items() if part == what) for what in needed if what not in parts]
@@ -218,7 +220,7 @@ def _gptq(parts: Mapping[str, StoredTensor], how: StoredQuantization, reader: Te
     group = _group(how.group_sizes[0], in_features)
     _expect(parts["scales"], (in_features // group, out_features))
     if out_features % per_word:
-        raise _MisfitError(f"{out_features} outputs: not a multiple of {per_word}, as the words of zero points need")
+        raise _MisfitError(f"{out_features} outputs, but the words of zero points need a multiple of {per_word}")
     _words(parts["zeros"])
     _expect(parts["zeros"], (in_features // group, out_features // per_word))
     is_whole = bits == 4 or _are_all(reader, parts["zeros"], _middle_word(how))
@@ -241,13 +243,13 @@ def _packed(parts: Mapping[str, StoredTensor], how: StoredQuantization, reader: 
     if "shape" not in parts:
         raise _MisfitError("it has weight_packed, but no weight_shape")
     if parts["shape"].shape != (2,) or parts["shape"].dtype not in ("I64", "I32"):
-        raise _MisfitError(f"{parts['shape'].name!r} must be 2 whole numbers, got {_described(parts['shape'])}")
+        raise _MisfitError(f"{parts['shape'].name!r} must be 2 integers, got {_described(parts['shape'])}")
     out_features, in_features = (int(size) for size in reader.read_whole(parts["shape"]).tolist())
     fitting = [bits for bits in how.bits if -(-in_features * bits // _WORD_BITS) == words]
     if out_features != rows or in_features < 1 or not fitting:
         raise _MisfitError(
             f"weight_shape says {out_features} x {in_features}, which in {' or '.join(map(str, how.bits))} bits does "
-            f"not fill {parts['numbers'].name!r} of {_described(parts['numbers'])}"
+            f"not match the size of {parts['numbers'].name!r} of {_described(parts['numbers'])}"
         )
     bits = fitting[0]
     group = _scale_groups(parts["scales"], how, out_features, in_features)
@@ -274,7 +276,7 @@ def _plain(parts: Mapping[str, StoredTensor], how: StoredQuantization, reader: T
         return _Form((out_features, in_features), "F8_E4M3", "fp8", 8, 0, is_whole=False, block=block)
     if numbers.dtype != "I8" or how.method == "fp8":
         wanted = "F8_E4M3" if how.method == "fp8" else "I8 or F8_E4M3"
-        raise _MisfitError(f"{numbers.name!r} has dtype {numbers.dtype} and a scale, but {wanted} is needed")
+        raise _MisfitError(f"{numbers.name!r} has dtype {numbers.dtype} and a scale, but must have {wanted}")
     group = _scale_groups(parts["scales"], how, out_features, in_features)
     zeros = parts.get("zeros")
     is_whole = zeros is None or _check_zeros(zeros, out_features, in_features // group, reader)
@@ -377,7 +379,7 @@ def _group_of_input(
     num_groups = in_features // group_size
     low, high = int(groups.min()), int(groups.max())
     if low < 0 or high >= num_groups:
-        raise _MisfitError(f"{tensor.name!r} names groups {low} to {high}, but there are {num_groups}")
+        raise _MisfitError(f"{tensor.name!r} refers to groups {low} to {high}, but there are {num_groups}")
     return groups
 
 

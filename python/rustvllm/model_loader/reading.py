@@ -55,8 +55,8 @@ class StoredChange:
         numbers.copy_(wide.t() if stored.is_turned else wide)
         if not bool(torch.isfinite(numbers).all()):
             raise ModelLoadError(
-                f"{stored.file}: with what is merged into it tensor {stored.name!r} holds a number that is not finite "
-                f"in {stored.dtype}, as it is stored"
+                f"{stored.file}: after merging, tensor {stored.name!r} has a value that is not finite in its stored "
+                f"type, {stored.dtype}"
             )
         return raw
 
@@ -66,7 +66,7 @@ def unreadable(stored: StoredTensor, error: OSError) -> ModelLoadError:
     if error.errno is not None:
         return ModelLoadError(f"{stored.file}: tensor {stored.name!r} cannot be read: {error.strerror}")
     return ModelLoadError(
-        f"{stored.file}: ended within tensor {stored.name!r}: it became shorter while it was read, fetch it again"
+        f"{stored.file}: ended within tensor {stored.name!r}: the file shrank while it was read; download it again"
     )
 
 
@@ -257,8 +257,8 @@ class TensorReader:
                 ) from error
             if got == 0:
                 raise ModelLoadError(
-                    f"{stored.file}: ended within tensor {stored.name!r}, {size - done} bytes early: it became shorter "
-                    "while it was read, fetch it again"
+                    f"{stored.file}: ended within tensor {stored.name!r}, {size - done} bytes early: the file shrank "
+                    "while it was read; download it again"
                 )
             done += got
             self._progress.advance(got)

@@ -99,8 +99,8 @@ def cut_pieces(source: StoredTensor, cut: Slices) -> Iterator[tuple[StoredTensor
     """
     if isinstance(source, QuantizedTensor):
         raise ModelLoadError(
-            f"{source.file.name}: tensor {source.name!r} is quantised ({source.dtype}), and ranks do not share such "
-            "tensors yet: set tensor_parallel_size to 1, or take this model's weights in floating point with "
+            f"{source.file.name}: tensor {source.name!r} is quantised ({source.dtype}), and ranks cannot share such "
+            "tensors yet: set tensor_parallel_size to 1, or use this model's floating-point weights with "
             "--quantization int8 or int4-g128"
         )
     take = _rows if (cut.dim == 1) == source.is_turned else _columns
@@ -163,6 +163,6 @@ def _block(dtype: str) -> int:
 
 def _uncut(source: StoredTensor, unit: str) -> ModelLoadError:
     return ModelLoadError(
-        f"{source.file.name}: tensor {source.name!r} is stored in {unit}, which the ranks of this tensor_parallel_size "
-        "would have to cut: a smaller one would work, or other weights of the same model"
+        f"{source.file.name}: tensor {source.name!r} is stored in {unit}, which this tensor_parallel_size would cut "
+        "apart: use a smaller one, or other weights of the same model"
     )

@@ -51,12 +51,12 @@ def make_model(model_config: ModelConfig, group: RankGroup = ALONE, stage: Stage
         return partial(get_model_class(model_config.architecture), hf_config, max_model_len)
     if group.size > 1:
         raise ModelLoadError(
-            f"{model_config.architecture} runs by transformers' own code, whose layers ranks cannot share: set "
+            f"transformers' own code runs {model_config.architecture}, and ranks cannot share its layers: set "
             f"tensor_parallel_size to 1 instead of {group.size}"
         )
     if stage.count > 1:
         raise ModelLoadError(
-            f"{model_config.architecture} runs by transformers' own code, whose layers are not put into stages: set "
+            f"transformers' own code runs {model_config.architecture}, and its layers cannot be split into stages: set "
             f"pipeline_parallel_size to 1 instead of {stage.count}"
         )
     # Imported here: what it needs of transformers takes seconds.

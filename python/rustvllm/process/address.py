@@ -45,7 +45,9 @@ class EngineAddress:
         host, _, port = rest.rpartition(":")
         if kind == "tcp" and host and port.isascii() and port.isdigit() and int(port) <= 65535:
             return cls(host=host.removeprefix("[").removesuffix("]"), port=int(port))
-        raise ConfigError(f"an engine address is unix:/path or tcp:HOST:PORT with a port up to 65535, got {text!r}")
+        raise ConfigError(
+            f"an engine address must be unix:/path or tcp:HOST:PORT with a port up to 65535, got {text!r}"
+        )
 
     def __str__(self) -> str:
         if self.path is not None:
@@ -84,7 +86,7 @@ def read_secret(file: str | None) -> bytes | None:
             raise ConfigError(f"cannot read {source}: {error.strerror or error}") from error
     if secret is not None and not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
         raise ConfigError(
-            f"{source} has {len(secret)} bytes, but a secret has {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}; "
-            "make one with: openssl rand -hex 32"
+            f"{source} has {len(secret)} bytes, but a secret must have {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}; make "
+            "one with: openssl rand -hex 32"
         )
     return secret

@@ -87,8 +87,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, type):
         raise ConfigError(
-            f"the class {value.__module__}.{value.__qualname__} cannot be named to an engine in another process: "
-            "put it into a module that can be imported there"
+            f"the class {value.__module__}.{value.__qualname__} cannot be used by an engine in another process: put it "
+            "into a module that the engine's process can import"
         )
     return value
 

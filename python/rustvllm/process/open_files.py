@@ -83,8 +83,8 @@ def warn_if_small(files: OpenFiles, num_api_processes: int, num_wanted: int) -> 
     num_connections = files.num_connections * num_api_processes
     if num_connections < num_wanted:
         logger.warning(
-            "a process may have %d files open (RLIMIT_NOFILE), which is room for about %d connections, and the engines "
-            "take %d requests at once; what comes beyond that is answered with 503: %s",
+            "a process may have %d files open (RLIMIT_NOFILE), which is enough for about %d connections, but the "
+            "engines take %d requests at once; further requests get a 503: %s",
             files.limit,
             num_connections,
             num_wanted,

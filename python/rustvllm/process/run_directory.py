@@ -30,7 +30,7 @@ def choose_run_directory() -> Path:
         if not Path(place).is_dir():
             failures.append(f"{place}: not a directory")
         elif not os.access(place, os.W_OK | os.X_OK):
-            failures.append(f"{place}: this user may not write there")
+            failures.append(f"{place}: this user cannot write there")
         elif length > MAX_SOCKET_PATH_BYTES:
             failures.append(f"{place}: a socket's path there has {length} bytes, and may have {MAX_SOCKET_PATH_BYTES}")
         else:

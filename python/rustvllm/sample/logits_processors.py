@@ -122,7 +122,7 @@ def load_logits_processors(
 def _find(name: str) -> object:
     module_name, colon, path = name.partition(":")
     if not module_name or not colon or not path:
-        raise ConfigError(f"logits_processors: {name!r} is not of the form module:Class")
+        raise ConfigError(f"logits_processors: {name!r} does not have the form module:Class")
     try:
         found: object = importlib.import_module(module_name)
         for part in path.split("."):
@@ -142,7 +142,7 @@ def _make(found: object, name: object, config: EngineConfig, device: torch.devic
         processor = found(config, device, device.type == "cuda")
         is_invariant = processor.is_argmax_invariant()
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"logits_processors: {name!r} cannot be made: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"logits_processors: {name!r} cannot be created: {type(error).__name__}: {error}") from error
     if not isinstance(is_invariant, bool):
         raise ConfigError(
             f"logits_processors: is_argmax_invariant of {name!r} must return True or False, got {is_invariant!r:.80}"

@@ -107,7 +107,7 @@ class ProcessedRows:
                 result = call(request.prompt_token_ids, *given) if _takes_prompt(call) else call(*given)
                 if not isinstance(result, Tensor) or result.shape != own.shape or not result.is_floating_point():
                     what = f"{result.dtype} {list(result.shape)}" if isinstance(result, Tensor) else repr(result)[:80]
-                    raise TypeError(f"a logits processor must return a row of {own.shape[0]} logits, got {what}")
+                    raise TypeError(f"a logits processor must return {own.shape[0]} logits, got {what}")
                 own = result.to(own)
             except Exception as error:  # noqa: BLE001 -- whatever a user's function raises ends that user's request
                 request.failure = Failure(f"{type(error).__name__}: {error}")

@@ -125,8 +125,8 @@ def localise(config: EngineConfig, tokenizer: str | None, served_model_name: Seq
             path = resolve_tokenizer(name, config.load.download_dir)
         except ModelLoadError as error:
             raise ModelLoadError(
-                f"the engine reads its tokenizer from {path}, which is not on this machine, and neither is {name} "
-                f"({error}): copy the folder here or name another with --tokenizer"
+                f"the engine reads its tokenizer from {path}, which is not on this machine, and {name} cannot be found "
+                f"either ({error}): copy the folder here, or name another with --tokenizer"
             ) from error
     return replace(config, model=replace(model, tokenizer_path=None if path is None else Path(path)))
 

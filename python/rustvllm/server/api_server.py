@@ -222,14 +222,14 @@ class ApiServer:
 
     async def _reconnect(self, engine: "AsyncLLM", rank: int) -> None:
         """Try until an engine of that rank is there again: who started the other starts another, or ends us too."""
-        logger.warning("engine %d is gone; waiting for another in its place", rank)
+        logger.warning("engine %d is gone; waiting for it to be started again", rank)
         while not self._stopped.is_set():
             try:
                 await asyncio.to_thread(engine.reconnect, rank, RECONNECT_SECONDS)
             except EngineDeadError:
                 await asyncio.sleep(ENGINE_WATCH_SECONDS)
             else:
-                logger.warning("engine %d is there again", rank)
+                logger.warning("engine %d is back", rank)
                 break
         self._reconnecting.discard(rank)
 

@@ -69,8 +69,8 @@ class ServedModel:
             self.chat_template = own
         elif self.tokenizer is not None:
             logger.warning(
-                "%s has no chat template: /v1/chat/completions uses a plain one (a single user message as it is, "
-                "several as lines of 'role: text'); give another with --chat-template",
+                "%s has no chat template: /v1/chat/completions uses a plain one (a single user message unchanged, "
+                "several as lines of 'role: text'); set another with --chat-template",
                 self.names[0],
             )
         tokens = {} if self.tokenizer is None else special_tokens(self.tokenizer)
@@ -84,7 +84,7 @@ class ServedModel:
         )
         if self.turn_formats.tool_calls or self.turn_formats.reasoning:
             logger.info(
-                "tool calls are read as %s, reasoning as %s (--tool-call-parser %s, --reasoning-parser %s)",
+                "parsing tool calls as %s, reasoning as %s (--tool-call-parser %s, --reasoning-parser %s)",
                 self.turn_formats.tool_calls or "text",
                 self.turn_formats.reasoning or "text",
                 settings.tool_call_parser,
@@ -180,7 +180,7 @@ class ServerState:
         if self.settings.restart_engine and self.status is ServerStatus.READY and self.model.engine.errored:
             self.status = ServerStatus.RESTARTING
         if self.status is ServerStatus.RESTARTING:
-            raise UnavailableError("The engine has died and is being started again.", retry_after=2)
+            raise UnavailableError("The engine died; the server is starting it again.", retry_after=2)
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Whether requests are served, and what ``/health`` says about it.

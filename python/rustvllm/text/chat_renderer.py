@@ -431,9 +431,9 @@ def _as_json(value: Any) -> Any:
 
 def _too_much(reason: str, param: str = "chat_template") -> InvalidRequestError:
     return InvalidRequestError(
-        f"The chat template went over the limits: {reason} (a template has {CPU_SECONDS} seconds of processor time, "
-        f"{MEMORY_BYTES >> 20} MiB of memory and {MAX_TEXT_CHARS >> 20} Mi characters of text). "
-        "Use another template, or send fewer or shorter messages.",
+        f"The chat template exceeded its limits: {reason} (a template has {CPU_SECONDS} seconds of processor time, "
+        f"{MEMORY_BYTES >> 20} MiB of memory and {MAX_TEXT_CHARS >> 20} Mi characters of text). Use another template, "
+        "or send fewer or shorter messages.",
         param,
     )
 

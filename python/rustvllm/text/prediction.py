@@ -24,7 +24,7 @@ def _refused_as_prediction() -> Iterator[None]:
     except InvalidRequestError as error:
         if error.param == _PARAM:
             raise
-        raise InvalidRequestError("prediction holds lone surrogates, which stand for no character", _PARAM) from None
+        raise InvalidRequestError("prediction contains lone surrogates, which are not characters", _PARAM) from None
 
 
 class PredictionReader:
@@ -80,8 +80,8 @@ class PredictionReader:
             )
         if self._max_chars and len(text) > self._max_chars:
             raise InvalidRequestError(
-                f"prediction has {len(text)} characters, more than the {self._max_tokens} tokens of the longest answer "
-                "can have: shorten it",
+                f"prediction has {len(text)} characters, which is more than {self._max_tokens} tokens, the longest "
+                "answer, can have: shorten it",
                 _PARAM,
             )
         return self._tokenizer
@@ -97,7 +97,7 @@ class PredictionReader:
             return _core.TokenIds(list(given), self._vocab_size)
         except (ValueError, TypeError, OverflowError):
             raise InvalidRequestError(
-                f"prediction must hold token ids from 0 to {self._vocab_size - 1} alone", _PARAM
+                f"prediction must only contain token ids from 0 to {self._vocab_size - 1}", _PARAM
             ) from None
 
     def _checked(self, ids: _core.TokenIds) -> _core.TokenIds:
@@ -106,7 +106,7 @@ class PredictionReader:
             raise self._too_long(len(ids))
         if (largest := ids.largest()) >= self._vocab_size:
             raise InvalidRequestError(
-                f"prediction has the token id {largest}, which the tokenizer knows and the model does not: its "
+                f"prediction has the token id {largest}, which the tokenizer has but the model does not: the model's "
                 f"vocabulary is 0 to {self._vocab_size - 1}",
                 _PARAM,
             )
@@ -114,5 +114,5 @@ class PredictionReader:
 
     def _too_long(self, num_tokens: int) -> InvalidRequestError:
         return InvalidRequestError(
-            f"prediction has {num_tokens} tokens, but no answer has more than {self._max_tokens}: shorten it", _PARAM
+            f"prediction has {num_tokens} tokens, but an answer has at most {self._max_tokens}: shorten it", _PARAM
         )

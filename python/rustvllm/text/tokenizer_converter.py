@@ -48,19 +48,19 @@ def convert(folder: str, class_name: str) -> str:
     known = [found for found in named if isinstance(found, type)]
     if not known:
         raise ValueError(
-            f"{class_name} is not a class of transformers {transformers.__version__}; code that comes with a model is "
-            "not run"
+            f"{class_name} is not a class of transformers {transformers.__version__}; rustvllm does not run a model's "
+            "own tokenizer code"
         )
     fast = [found for found in known if issubclass(found, transformers.PreTrainedTokenizerFast)]
     if not fast:
         raise ValueError(
-            f"{class_name} has no fast form; classes that have one are such as GPT2Tokenizer, LlamaTokenizer, "
+            f"{class_name} has no fast version; classes that have one include GPT2Tokenizer, LlamaTokenizer, "
             "Qwen2Tokenizer, GemmaTokenizer and BertTokenizer"
         )
     # Without its files transformers gives a tokenizer that knows no words, and says nothing.
     wanted = {name for key, name in fast[0].vocab_files_names.items() if key != "tokenizer_file"}
     if missing := sorted(name for name in wanted if not Path(folder, name).is_file()):
-        raise ValueError(f"{class_name} reads {', '.join(sorted(wanted))}, and {', '.join(missing)} is not there")
+        raise ValueError(f"{class_name} needs {', '.join(sorted(wanted))}, but {', '.join(missing)} is missing")
     tokenizer = fast[0].from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     text: str = tokenizer.backend_tokenizer.to_str()
     return text

@@ -75,7 +75,7 @@ def load_tokenizer_json(folder: Path, read: Callable[[Path], T]) -> T:
         try:
             return read(cached)
         except Exception as error:  # noqa: BLE001 -- a file that was cut or changed is made again
-            logger.warning("the cached tokenizer %s cannot be read and is made again: %s", cached, error)
+            logger.warning("the cached tokenizer %s cannot be read; converting it again: %s", cached, error)
     return read(_convert(folder, files, class_name, cached))
 
 
@@ -87,7 +87,7 @@ def check_size(path: Path) -> None:
     """
     size = path.stat().st_size
     if size > MAX_FILE_BYTES:
-        raise ModelLoadError(f"{path} has {size} bytes; a tokenizer file may have {MAX_FILE_BYTES}")
+        raise ModelLoadError(f"{path} has {size} bytes; the limit for a tokenizer file is {MAX_FILE_BYTES}")
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _cache_directory() -> Path | None:
         status = directory.stat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             # A user with write access here could put any text into every prompt.
-            logger.warning("%s can be written by others: a converted tokenizer is not kept there", directory)
+            logger.warning("other users can write to %s: not keeping converted tokenizers there", directory)
             return None
         with tempfile.TemporaryFile(dir=directory):
             return directory

@@ -128,7 +128,7 @@ def check_reasoning_parser(name: str) -> str:
 def _check(name: str, flag: str, formats: list[tuple[str, list[str]]]) -> str:
     known = [AUTO, NONE, *(known for first, others in formats for known in (first, *others))]
     if name not in known:
-        raise ConfigError(f"{flag} has no format {name[:64]!r}; possible are {', '.join(known)}")
+        raise ConfigError(f"{flag} has no format {name[:64]!r}; the formats are {', '.join(known)}")
     return name
 
 

@@ -93,17 +93,17 @@ def linear_options(quantization: str | None, dtype: torch.dtype, *, batch_invari
     reason = f"quantization {quantization}" if quantization else "batch_invariant" if batch_invariant else None
     if forced not in (None, "core") and reason:
         raise ConfigError(
-            f"RUSTVLLM_LINEAR_KERNEL is {forced}, but {reason} needs the core's products: unset the variable"
+            f"RUSTVLLM_LINEAR_KERNEL is {forced}, but {reason} needs the core's kernels: unset the variable"
         )
     if forced == "onednn" and not OneDnnLinear.is_available(dtype):
         raise ConfigError(
-            f"RUSTVLLM_LINEAR_KERNEL is onednn, but torch {torch.__version__} has no such products in "
+            f"RUSTVLLM_LINEAR_KERNEL is onednn, but torch {torch.__version__} has no oneDNN products in "
             f"{str(dtype).removeprefix('torch.')}: unset the variable"
         )
     if forced == "core" and dtype == torch.float16:
         raise ConfigError(
-            "RUSTVLLM_LINEAR_KERNEL is core, whose products are in float32 and bfloat16, but dtype is float16: unset "
-            "the variable, or set dtype to float32 or bfloat16"
+            "RUSTVLLM_LINEAR_KERNEL is core, which computes in float32 and bfloat16, but dtype is float16: unset the "
+            "variable, or set dtype to float32 or bfloat16"
         )
     envs.cpu_instructions()  # the core takes no value that it does not know
     matrix_unit, rounded = not batch_invariant, envs.activations() != "float"

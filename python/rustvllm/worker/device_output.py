@@ -62,8 +62,8 @@ def device_failed(error: torch.AcceleratorError) -> DeviceFailedError | DeviceMe
     if getattr(error, "error_code", None) == _OUT_OF_MEMORY:
         return DeviceMemoryError(f"the GPU is out of memory ({str(error).splitlines()[0]}); lower max_num_seqs")
     return DeviceFailedError(
-        f"the GPU failed ({str(error).splitlines()[0]}) and computes nothing more in this process: start the engine "
-        "anew (--restart-engine does); CUDA_LAUNCH_BLOCKING=1 finds the operation that failed"
+        f"the GPU failed ({str(error).splitlines()[0]}) and cannot be used by this process any more: restart the "
+        "engine (--restart-engine does so); CUDA_LAUNCH_BLOCKING=1 shows the operation that failed"
     )
 
 

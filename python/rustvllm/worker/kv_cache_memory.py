@@ -90,9 +90,7 @@ class KVCacheMemory:
         if cache.num_gpu_blocks_override is not None:
             num_blocks = cache.num_gpu_blocks_override
             if num_blocks > most:
-                raise ModelLoadError(
-                    f"num_gpu_blocks_override is {num_blocks}, but at most {most} blocks can be numbered"
-                )
+                raise ModelLoadError(f"num_gpu_blocks_override is {num_blocks}, but the limit is {most} blocks")
             self._check_room(num_blocks * per_block, "num_gpu_blocks_override", num_blocks, per_block)
             self._warn_of_tight_memory(num_blocks * per_block)
             return num_blocks
@@ -149,8 +147,8 @@ class KVCacheMemory:
         available = available_memory(self.device)
         if needed > available:
             raise ModelLoadError(
-                f"{name} is {value}, which takes {readable_size(needed)}, but {readable_size(available)} are free on "
-                f"{self.device}; at most {available // unit} would fit"
+                f"{name} is {value}, which needs {readable_size(needed)}, but only {readable_size(available)} are free "
+                f"on {self.device}; set it to {available // unit} or less"
             )
 
     def _warn_of_tight_memory(self, cache_bytes: int) -> None:
@@ -161,9 +159,10 @@ class KVCacheMemory:
         if cache_bytes + step > available:
             scheduler = self.config.scheduler
             logger.warning(
-                "memory is tight: %d MiB are free, the KV cache takes %d and the largest step about %d; the engine may "
-                "be killed under load. Lower kv_cache_memory_bytes (to %d, say), max_num_batched_tokens (%d) or "
-                "max_num_seqs (%d), use quantization int8, or give it more memory",
+                "memory is tight: %d MiB are free, the KV cache takes %d and the largest step about %d, so the system "
+                "may kill the engine under load. Lower kv_cache_memory_bytes (to %d, for example), "
+                "max_num_batched_tokens (%d) or max_num_seqs (%d), use quantization int8, or give the engine more "
+                "memory",
                 *(available >> 20, cache_bytes >> 20, step >> 20, max(0, available - step)),
                 *(scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
             )

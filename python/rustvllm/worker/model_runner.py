@@ -368,7 +368,7 @@ class GPUModelRunner:
             try:
                 self.streams.synchronize()
             except RuntimeError as error:  # it was reported with the step; the next one says so again
-                logger.warning("the device does not recover: %s", error)
+                logger.warning("the device cannot recover: %s", error)
 
     @torch.inference_mode()
     def profile_run(self, seq_lens: Sequence[int], dtype: torch.dtype) -> None:

@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, RustVLLMError) or not has_joined:
             link.say_error(error)
         else:
-            logger.critical("this rank cannot follow", exc_info=error)
+            logger.critical("this rank cannot continue", exc_info=error)
             link.say(death=f"{type(error).__name__}: {error}")
         return EXIT_FAILURE
     return EXIT_OK
@@ -173,8 +173,8 @@ class Follower:
         own_size = runner.graph_size(output)
         if own_size != step.graph_size:
             raise SchedulerStateError(
-                f"rank 0 runs step {step.step} in a graph of {step.graph_size} requests, this rank in one of "
-                f"{own_size} (0: in none); the ranks were not started alike"
+                f"rank 0 runs step {step.step} in a graph of {step.graph_size} requests, but this rank in one of "
+                f"{own_size} (0: without a graph); start all ranks with the same flags"
             )
         runner.execute_model(output)
         runner.follow_step()

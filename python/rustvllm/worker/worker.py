@@ -299,7 +299,7 @@ class Worker:
         if runner.graphs is None:
             return
         if self.config.cuda_graphs.capture_mode == "lazy":
-            logger.info("CUDA graphs: captured when they are needed")
+            logger.info("CUDA graphs: each is captured when it is first needed")
             return
         began = time.monotonic()
         every = max(1, runner.graphs.num_ahead() // 4)
@@ -362,7 +362,7 @@ class Worker:
         if recorder is None or sizes == () or self._has_no_graphs:
             return None
         if not isinstance(runner.backend, StaticAttentionBackend):
-            logger.info("CUDA graphs: none, attention by %s cannot be captured", runner.backend.name)
+            logger.info("CUDA graphs: none, because attention by %s cannot be captured", runner.backend.name)
             return None
         scheduler = self.config.scheduler
         sizes = default_capture_sizes(scheduler.max_num_seqs) if sizes is None else sizes
@@ -395,18 +395,18 @@ class Worker:
             yield
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(
-                f"no memory is left for CUDA graphs of up to {graphs.decodes.sizes[-1]} requests ({error}); lower "
-                "gpu_memory_utilization, kv_cache_memory_bytes or cudagraph_mixed_tokens, name fewer "
+                f"there is not enough memory for CUDA graphs of up to {graphs.decodes.sizes[-1]} requests ({error}); "
+                "lower gpu_memory_utilization, kv_cache_memory_bytes or cudagraph_mixed_tokens, list fewer "
                 "cudagraph_capture_sizes, or set enforce_eager"
             ) from error
         except CannotCaptureError as error:
             if self.config.cuda_graphs.capture_sizes is not None:
                 raise ModelLoadError(f"the model cannot run in a CUDA graph ({error}); set enforce_eager") from error
-            logger.warning("CUDA graphs: none, the model cannot run in one (%s)", error)
+            logger.warning("CUDA graphs: none, because the model cannot run in one (%s)", error)
             self._has_no_graphs = True
         except RuntimeError as error:  # the device is not to be relied on any more
             raise ModelLoadError(
-                f"a CUDA graph failed while it was captured ({str(error).splitlines()[0]}); set enforce_eager"
+                f"a CUDA graph could not be captured ({str(error).splitlines()[0]}); set enforce_eager"
             ) from error
 
     def _set_num_threads(self, model: CausalLM) -> None:
@@ -504,7 +504,7 @@ def resolve_device(name: str, rank: int = 0) -> torch.device:
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelLoadError(
-            f"device is 'cuda', but torch {torch.__version__} finds no CUDA device: {why_no_cuda()}. The processor "
-            "serves, too: --device cpu (in Python device='cpu')"
+            f"device is 'cuda', but torch {torch.__version__} finds no CUDA device: {why_no_cuda()}. To run on the CPU "
+            "instead, use --device cpu (in Python, device='cpu')"
         )
     return torch.device(name, rank) if name == "cuda" else torch.device(name)

@@ -66,15 +66,13 @@ def test_a_smaller_cache_is_for_the_core(name):
 )
 @pytest.mark.parametrize(("cache_dtype", "called"), [(torch.bfloat16, "bfloat16"), (torch.int8, "int8_per_token_head")])
 def test_a_smaller_cache_that_nothing_reads_is_refused(name, dtype, device, cache_dtype, called):
-    told = (
-        f"kv_cache_dtype is {called}, but for a model in {str(dtype)[6:]} attention on {device.type} reads a cache of"
-    )
+    told = f"kv_cache_dtype is {called}, but on {device.type} a model in {str(dtype)[6:]} needs a KV cache in"
     with pytest.raises(ModelLoadError, match=told):
         make_attention_backend(name, SPEC, dtype, device, 1, cache_dtype=cache_dtype)
 
 
 def test_the_kernels_do_not_run_on_the_cpu():
-    with pytest.raises(ModelLoadError, match="device is cpu, where its kernels run under TRITON_INTERPRET=1 alone"):
+    with pytest.raises(ModelLoadError, match="device is cpu, where its kernels only run under TRITON_INTERPRET=1"):
         make_attention_backend("triton", SPEC, torch.float32, CPU, 1)
 
 

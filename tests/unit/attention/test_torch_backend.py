@@ -128,7 +128,7 @@ def test_the_bound_on_gathered_bytes_holds(max_bytes):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sliding_window": 0}, "sliding_window is 0, but a query sees at least itself"),
+        ({"sliding_window": 0}, "sliding_window is 0, but must be at least 1"),
         ({"sliding_window": -3}, "sliding_window is -3"),
         ({"soft_cap": 0.0}, "soft_cap is 0.0, but it must be a number above 0"),
         ({"soft_cap": float("inf")}, "soft_cap is inf"),

@@ -102,10 +102,10 @@ def test_a_value_may_begin_with_a_dash(parse):
         ("headless: maybe", "headless is a switch: it must be true or false, got 'maybe'"),
         ("headless: [a]", "headless is a switch"),
         ("served-model-name: []", "served-model-name needs at least one value"),
-        ("served-model-name: [a, [b]]", "a list may hold texts, numbers and objects"),
-        ("served-model-name: [a, -b]", "no value may begin with '-', got '-b'"),
-        ("port: 1\nport: 2", "'port' is there twice"),
-        ("max-model-len: 1\nmax_model_len: 2", "'max_model_len' is there twice"),
+        ("served-model-name: [a, [b]]", "a list may contain strings, numbers and objects"),
+        ("served-model-name: [a, -b]", "none may begin with '-', got '-b'"),
+        ("port: 1\nport: 2", "'port' appears twice"),
+        ("max-model-len: 1\nmax_model_len: 2", "'max_model_len' appears twice"),
         ("- port", "must be a mapping"),
         ("port", "must be a mapping"),
         ("a: [", "is not valid YAML"),
@@ -151,7 +151,7 @@ def test_a_file_that_is_too_long(tmp_path, capsys):
     file.write_bytes(b"#" * ((1 << 20) + 1))
     with pytest.raises(SystemExit):
         parse_args(["--config", str(file)])
-    assert "at most 1048576 are read" in capsys.readouterr().err
+    assert "the limit is 1048576" in capsys.readouterr().err
 
 
 def test_no_secret_of_the_file_is_in_an_error(parse, capsys):

@@ -69,5 +69,5 @@ def test_a_word(capsys):
 
 def test_nothing_like_it(capsys):
     text = shown(capsys, "--help=zzz", code=2)
-    assert "no flag and no group is like 'zzz'" in text
+    assert "no flag or group matches 'zzz'" in text
     assert "scheduler" in text

@@ -94,7 +94,10 @@ def test_refusals_say_what_works(argv, says, capsys):
         (["--dtype", "fp8"], "--dtype must be one of auto, float32"),
         (["-q", "hqq"], "--quantization must be one of int8"),
         (["-q", "awq"], "--quantization is awq, but rustvllm-tiny is not quantised: leave quantization out"),
-        (["--max-model-len", "4096"], "--max-model-len is 4096, but rustvllm-tiny was made for 512 tokens"),
+        (
+            ["--max-model-len", "4096"],
+            "--max-model-len is 4096, but the model rustvllm-tiny supports at most 512 tokens",
+        ),
         (["--enforce-eager", "--cudagraph-capture-sizes", "4"], "--cudagraph-capture-sizes and --enforce-eager"),
     ],
 )

@@ -12,7 +12,7 @@ from rustvllm.config import devices
         ("-1", False, False, "CUDA_VISIBLE_DEVICES is '-1'"),
         (None, False, True, "built without CUDA; install a build with CUDA"),
         ("0", True, False, "there is no NVIDIA driver"),
-        (None, True, True, "nvidia-smi says which CUDA it serves"),
+        (None, True, True, "nvidia-smi shows which CUDA it supports"),
     ],
 )
 def test_why_there_is_no_gpu(monkeypatch, tmp_path, hidden, has_cuda, has_driver, says):

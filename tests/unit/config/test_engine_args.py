@@ -88,16 +88,16 @@ def test_without_chunked_prefill_the_default_budget_holds_a_prompt(model):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_model_len": 129}, "max_model_len is 129, but .* was made for 128"),
+        ({"max_model_len": 129}, "max_model_len is 129, but .* supports at most 128"),
         ({"max_model_len": 0}, "max_model_len must be at least 1, got 0"),
         ({"max_model_len": "8K"}, "max_model_len must be an integer"),
         ({"max_model_len": -2}, "max_model_len must be at least 1, got -2"),
         ({"model_impl": "vllm"}, "model_impl must be one of auto, rustvllm, transformers, got 'vllm'"),
         ({"hf_overrides": "{}"}, "hf_overrides must be a dict of values for config.json, got '{}'"),
         ({"hf_overrides": len}, "a function cannot be sent"),
-        ({"hf_overrides": {"a": float("nan")}}, "hf_overrides must hold what JSON can"),
-        ({"hf_overrides": {"a": {1, 2}}}, "hf_overrides must hold what JSON can"),
-        ({"hf_overrides": {3: 1}}, "hf_overrides must name values with strings, got 3"),
+        ({"hf_overrides": {"a": float("nan")}}, "hf_overrides must only hold values that JSON can express"),
+        ({"hf_overrides": {"a": {1, 2}}}, "hf_overrides must only hold values that JSON can express"),
+        ({"hf_overrides": {3: 1}}, "the keys of hf_overrides must be strings, got 3"),
         ({"trust_remote_code": "yes"}, "trust_remote_code must be true or false, got 'yes'"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
         ({"max_num_batched_tokens": -5}, "max_num_batched_tokens must be at least 1, got -5"),
@@ -109,8 +109,8 @@ def test_without_chunked_prefill_the_default_budget_holds_a_prompt(model):
         ({"load_format": "pt"}, "load_format must be one of"),
         ({"quantization": "hqq"}, "quantization must be one of int8, .*, gguf, awq, gptq, .* got 'hqq'"),
         ({"quantization": 8}, "quantization must be one of int8, .*, got 8"),
-        ({"quantization": "int8", "dtype": "float16"}, "quantization is for the CPU's kernels, .* set dtype to"),
-        ({"batch_invariant": True, "dtype": "float16"}, "batch_invariant is for .* but dtype is float16"),
+        ({"quantization": "int8", "dtype": "float16"}, "quantization needs the CPU's kernels, .* set dtype to"),
+        ({"batch_invariant": True, "dtype": "float16"}, "batch_invariant needs .* but dtype is float16"),
         ({"batch_invariant": True, "attention_backend": "torch"}, "set attention_backend to cpu or auto"),
         ({"batch_invariant": "yes"}, "batch_invariant must be true or false, got 'yes'"),
         ({"cpu_threads": 0}, "cpu_threads must be at least 1, got 0"),
@@ -229,7 +229,7 @@ def test_every_engine_argument_of_vllm_is_known_to_python_too():
     }.items():
         with pytest.raises(ConfigError, match=f"^{name}={re.escape(repr(value))} is not supported yet: "):
             EngineArgs(**{name: value})
-    with pytest.raises(ConfigError, match=r"^hf_token=\*\*\* is not supported yet: the token of the hub is taken from"):
+    with pytest.raises(ConfigError, match=r"^hf_token=\*\*\* is not supported yet: set the hub's token in"):
         EngineArgs(hf_token="hf_secret")
 
 
@@ -427,7 +427,7 @@ def test_cuda_graph_sizes_and_mode(model):
         ({"cudagraph_capture_sizes": 8}, "one or more numbers of requests, got 8"),
         ({"cudagraph_capture_sizes": [0]}, "cudagraph_capture_sizes must be at least 1, got 0"),
         ({"cudagraph_capture_sizes": ["a"]}, "cudagraph_capture_sizes must be an integer, got 'a'"),
-        ({"cudagraph_capture_sizes": [9], "max_num_seqs": 8}, r"has 9, but no step has more than max_num_seqs \(8\)"),
+        ({"cudagraph_capture_sizes": [9], "max_num_seqs": 8}, r"has 9, but a step has at most max_num_seqs \(8\)"),
         ({"cudagraph_capture_sizes": [8], "enforce_eager": True}, "contradict each other"),
         ({"cudagraph_mixed_tokens": -1}, "cudagraph_mixed_tokens must be at least 0, got -1"),
         ({"cudagraph_mixed_tokens": "all"}, "cudagraph_mixed_tokens must be an integer, got 'all'"),

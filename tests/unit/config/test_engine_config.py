@@ -200,11 +200,11 @@ def test_triton_on_the_cpu_is_for_tests_alone(monkeypatch):
     [
         (
             DeviceConfig(),
-            "kv_cache_dtype is fp8, which is for CUDA, but device is cpu: .* to bfloat16, int8_per_token_head or auto",
+            "kv_cache_dtype is fp8, which only works on CUDA, but device is cpu: .* to bfloat16, int8_per_token_head",
         ),
         (
             DeviceConfig(device="cuda", attention_backend="torch"),
-            "kv_cache_dtype is fp8, which attention_backend torch does not read: set attention_backend to triton or",
+            "kv_cache_dtype is fp8, which attention_backend torch does not support: set attention_backend to triton or",
         ),
     ],
 )
@@ -229,17 +229,17 @@ def test_a_cache_of_eight_bits_is_for_triton(device, message):
         (
             DeviceConfig(attention_backend="torch"),
             "float32",
-            "kv_cache_dtype is bfloat16, which attention_backend torch does not read: set attention_backend to cpu or",
+            "kv_cache_dtype is bfloat16, which attention_backend torch does not support: set attention_backend to cpu",
         ),
         (
             DeviceConfig(),
             "float16",
-            "bfloat16, which on cpu is for models in bfloat16 or float32, but dtype is float16: set dtype to bfloat16",
+            "bfloat16, which on cpu needs a model in bfloat16 or float32, but dtype is float16: set dtype to bfloat16",
         ),
         (
             DeviceConfig(device="cuda"),
             "float16",
-            "kv_cache_dtype is bfloat16, which on cuda is for models in bfloat16, but dtype is float16: set dtype to b",
+            "kv_cache_dtype is bfloat16, which on cuda needs a model in bfloat16, but dtype is float16: set dtype to b",
         ),
     ],
 )
@@ -266,17 +266,17 @@ def test_a_cache_of_bfloat16_is_for_the_core(device, dtype, message):
         (
             DeviceConfig(attention_backend="torch"),
             "bfloat16",
-            "kv_cache_dtype is int8_per_token_head, which attention_backend torch does not read: .* to cpu or auto",
+            "kv_cache_dtype is int8_per_token_head, which attention_backend torch does not support: .* to cpu or auto",
         ),
         (
             DeviceConfig(),
             "float16",
-            "which on cpu is for models in bfloat16 or float32, but dtype is float16: set dtype",
+            "which on cpu needs a model in bfloat16 or float32, but dtype is float16: set dtype",
         ),
         (
             DeviceConfig(device="cuda"),
             "auto",
-            "is int8_per_token_head, which is for the CPU, but device is cuda: set kv_cache_dtype to fp8 or auto",
+            "is int8_per_token_head, which only works on the CPU, but device is cuda: set kv_cache_dtype to fp8",
         ),
     ],
 )
@@ -306,12 +306,14 @@ def test_what_the_cores_products_are_needed_for_is_for_the_cpu():
     ):
         DeviceConfig(device="cuda", attention_backend="torch", batch_invariant=True)
     assert DeviceConfig(device="cuda", batch_invariant=True).batch_invariant
-    with pytest.raises(ConfigError, match=r"quantization is int8-g64, .* but device is cuda: leave it out, or set"):
+    with pytest.raises(
+        ConfigError, match=r"quantization is int8-g64, .* but device is cuda: leave quantization out, or set"
+    ):
         EngineConfig(
             model=ModelConfig(**MODEL), device=DeviceConfig(device="cuda"), load=LoadConfig(quantization="int8-g64")
         )
 
 
 def test_threads_of_the_cpu_are_for_the_cpu():
-    with pytest.raises(ConfigError, match="cpu_threads is 2, but device is cuda: it is for the CPU"):
+    with pytest.raises(ConfigError, match="cpu_threads is 2, but device is cuda: only the CPU uses it"):
         DeviceConfig(device="cuda", cpu_threads=2)

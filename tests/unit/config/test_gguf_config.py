@@ -57,19 +57,19 @@ def test_metadata_becomes_a_configuration(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"arch": "mamba"}, "'mamba', which is not served as GGUF; served are gemma2, gemma3, gpt2, llama"),
+        ({"arch": "mamba"}, "'mamba', which rustvllm does not support as GGUF; supported: gemma2, gemma3, gpt2, llama"),
         (
             {"kind": "IQ4_XS"},
-            "1 tensors (token_embd.weight, …) have the type IQ4_XS, which is not served; served are F32",
+            "1 tensors (token_embd.weight, …) have the type IQ4_XS, which is not supported; supported: F32",
         ),
         ({"kind": "TQ1_0"}, "TQ1_0"),
-        ({"values": {**BASE, "expert_count": 8}}, "a mixture of experts"),
-        ({"values": {**BASE, "attention.value_length": 4}}, "keys have 8 features and values 4"),
+        ({"values": {**BASE, "expert_count": 8}}, "a mixture-of-experts model"),
+        ({"values": {**BASE, "attention.value_length": 4}}, "keys have 8 features, but values have 4"),
         (
             {"values": {k: v for k, v in BASE.items() if k != "block_count"}},
             "llama.block_count must be a positive number",
         ),
-        ({"keys": {"general.type": "adapter"}}, "holds no model: its general.type is 'adapter'"),
+        ({"keys": {"general.type": "adapter"}}, "does not hold a model: its general.type is 'adapter'"),
         ({"keys": {"llama.rope.scaling.type": "odd"}}, "llama.rope.scaling.type is 'odd'"),
     ],
 )

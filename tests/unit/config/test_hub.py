@@ -166,9 +166,9 @@ def test_one_gguf_model_is_fetched_with_its_parts(resolve, name, files, path):
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
-        ("acme/gguf:Q5_0", "ModelNotFoundError", ["no GGUF file of 'Q5_0'", "BF16, Q4_K_M, Q8_0"]),
+        ("acme/gguf:Q5_0", "ModelNotFoundError", ["no GGUF file with quantisation 'Q5_0'", "BF16, Q4_K_M, Q8_0"]),
         ("acme/gguf/none.gguf", "ModelNotFoundError", ["acme/gguf has no file none.gguf"]),
-        ("acme/model:Q8_0", "ModelNotFoundError", ["acme/model has no GGUF file of a model"]),
+        ("acme/model:Q8_0", "ModelNotFoundError", ["acme/model has no GGUF file that holds a model"]),
         ("acme/gguf", "ModelLoadError", ["has no config.json", "acme/gguf:Q8_0"]),
         ("acme/missing:Q8_0", "ModelNotFoundError", ["no model acme/missing"]),
         ("acme/gated/m.gguf", "ModelAccessError", ["acme/gated (asked for as acme/gated/m.gguf) is gated"]),
@@ -194,7 +194,7 @@ def test_gguf_files_in_folders(tmp_path):
     (tmp_path / "one/model.safetensors").write_bytes(b"")
     assert found(tmp_path / "one") == tmp_path / "one"
     assert found(f"{tmp_path / 'one'}:Q8_0") == tmp_path / "one/m-Q8_0.gguf"
-    with pytest.raises(ModelNotFoundError, match=r"no GGUF file of 'Q4_0'; there are Q8_0"):
+    with pytest.raises(ModelNotFoundError, match=r"no GGUF file with quantisation 'Q4_0'; it has Q8_0"):
         found(f"{tmp_path / 'one'}:Q4_0")
     (tmp_path / "two").mkdir()
     for name in ("a-Q4_0.gguf", "a-Q4_K_M.gguf"):
@@ -202,7 +202,7 @@ def test_gguf_files_in_folders(tmp_path):
     with pytest.raises(ModelNotFoundError, match=r"several GGUF files \(Q4_0, Q4_K_M\); name one, such as .*two:Q4_0"):
         found(tmp_path / "two")
     assert found(f"{tmp_path / 'two'}:q4_k_m") == tmp_path / "two/a-Q4_K_M.gguf"
-    with pytest.raises(ModelNotFoundError, match=r"there is no folder .*, and no GGUF file"):
+    with pytest.raises(ModelNotFoundError, match=r"there is no folder and no GGUF file .*"):
         found(tmp_path / "none.gguf")
 
 
@@ -339,7 +339,7 @@ def test_a_part_of_a_model_without_a_network(resolve, tmp_path, environment, fil
     snapshot = put_in_cache(cache, "acme/model", files)
     answer = resolve("acme/model", weights=weights, **environment)
     assert answer["error"] == "HubUnreachableError", answer
-    for word in (f"the cache in {cache} has only a part", f"{snapshot} {missing})", "Connect to the network", "copy"):
+    for word in (f"the cache in {cache} is incomplete", f"{snapshot} {missing})", "Connect to the network", "copy"):
         assert word in answer["message"]
     assert "language model" not in answer["message"]
     assert "other formats" not in answer["message"]
@@ -349,7 +349,7 @@ def test_a_download_without_weights_is_a_part_for_one_who_wants_them(resolve, tm
     resolve("acme/model", weights=False)  # leaves the list of files, by which the hub's client itself sees the gap
     answer = resolve("acme/model", HF_HUB_OFFLINE="1")
     assert answer["error"] == "HubUnreachableError", answer
-    assert "has only a part of what is needed" in answer["message"]
+    assert "is incomplete (" in answer["message"]
     assert resolve("acme/model", weights=False, HF_HUB_OFFLINE="1")["files"] == ["config.json", "tokenizer.json"]
 
 
@@ -385,7 +385,7 @@ def test_folders(tmp_path):
         hub.resolve_model(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     assert hub.resolve_model(str(tmp_path)).path == tmp_path
-    with pytest.raises(ModelNotFoundError, match="is a file"):
+    with pytest.raises(ModelNotFoundError, match="is not a GGUF file"):
         hub.resolve_model(str(tmp_path / "config.json"))
 
 

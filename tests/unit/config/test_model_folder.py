@@ -69,8 +69,8 @@ def test_model_type_stands_for_a_missing_architecture(folder):
     [
         ({"architectures": ["FrogForImages"]}, "FrogForImages; supported are GPT2LMHeadModel, GPTNeoXForCausalLM"),
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "it keeps a recurrent state"),
-        ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "ALiBi biases are added inside"),
-        ({"architectures": ["BartForCausalLM"], "is_encoder_decoder": True}, "an encoder and a decoder"),
+        ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "it adds ALiBi biases inside"),
+        ({"architectures": ["BartForCausalLM"], "is_encoder_decoder": True}, "an encoder-decoder model"),
         (
             {"architectures": ["FrogForCausalLM"], "vocab_size": None},
             "lacks vocab_size, which Frog",
@@ -83,7 +83,7 @@ def test_model_type_stands_for_a_missing_architecture(folder):
         ({"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
         ({"vocab_size": True}, "vocab_size"),
         ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
-        ({"num_hidden_layers": 4097}, "num_hidden_layers is 4097, but at most 4096 layers are built"),
+        ({"num_hidden_layers": 4097}, "num_hidden_layers is 4097, but the limit is 4096 layers"),
         ({"num_key_value_heads": 3}, "multiple"),
         ({"hidden_size": 65}, "not a multiple of num_attention_heads 8"),
         ({"eos_token_id": "two"}, "eos_token_id must hold token ids"),
@@ -111,7 +111,7 @@ def test_huge_config_is_not_read(folder, tmp_path):
     path = folder(LLAMA)
     with (path / "config.json").open("ab") as file:
         file.truncate(1 << 30)  # sparse
-    with pytest.raises(ModelLoadError, match="at most"):
+    with pytest.raises(ModelLoadError, match="the limit is"):
         read(path)
 
 
@@ -141,7 +141,7 @@ def test_overrides_win_and_are_merged_into_objects(folder):
 def test_max_model_len(folder):
     path = folder(LLAMA)
     assert read(path, max_model_len=100).max_model_len == 100
-    with pytest.raises(ConfigError, match="max_model_len is 513, but m was made for 512 tokens"):
+    with pytest.raises(ConfigError, match="max_model_len is 513, but the model m supports at most 512 tokens"):
         read(path, max_model_len=513)
 
 
@@ -212,7 +212,7 @@ def test_reference_models(shared_dir):
     [
         (str(2**31), f"n_positions is {2**31}, but may be at most {2**31 - 1}"),
         (str(2**63), f"n_positions is {2**63}, but may be at most {2**31 - 1}"),
-        ("1" + "0" * 400, "not valid JSON: a number has 401 digits, and may have 300"),
+        ("1" + "0" * 400, "not valid JSON: a number has 401 digits, but the limit is 300"),
         ("1e400", "n_positions must be a positive integer, got inf"),
         ("NaN", "n_positions must be a positive integer, got nan"),
         ("128.0", "n_positions must be a positive integer, got 128.0"),
@@ -232,5 +232,7 @@ def test_a_number_out_of_range_names_the_range(folder, text, message):
 def test_a_scaling_that_cannot_be_counted(folder, kind, factor):
     scaling = {"type": kind, "factor": "@", "original_max_position_embeddings": 512}
     path = folder(json.dumps({**LLAMA, "rope_scaling": scaling}).replace('"@"', factor))
-    with pytest.raises(ModelLoadError, match=r"the rope scaling has the factor .* of 512 positions, but there may be"):
+    with pytest.raises(
+        ModelLoadError, match=r"the rope scaling factor .* turns 512 positions into .*, but the limit is"
+    ):
         read(path)

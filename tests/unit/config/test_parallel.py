@@ -24,8 +24,14 @@ LLAMA = {
     ("size", "heads", "kv_heads", "width", "says"),
     [
         (8, 12, 12, 96, "does not divide the 12 attention heads; 1, 2, 3, 4, 6, 12 would"),
-        (6, 12, 4, 96, "and the 4 key and value heads: one must divide the other; 1, 2, 4, 12 would work"),
-        (4, 12, 4, 90, "does not divide the MLP, which is 90 wide; 1, 2, 3, 6 would work"),
+        (
+            6,
+            12,
+            4,
+            96,
+            "and the 4 key and value heads do not match: one number must divide the other; 1, 2, 4, 12 would work",
+        ),
+        (4, 12, 4, 90, "does not divide the width of the MLP, 90; 1, 2, 3, 6 would work"),
     ],
 )
 def test_what_cannot_be_split_is_said_with_what_could(
@@ -49,20 +55,20 @@ def test_ranks_hold_several_kv_heads_each_or_several_ranks_hold_one(size: int, k
         ({"tensor_parallel_size": 65}, "tensor_parallel_size must be at most 64, got 65"),
         (
             {"distributed_executor_backend": "ray", "tensor_parallel_size": 2, "nnodes": 2},
-            "is ray, which chooses the machines itself, but nnodes is 2",
+            "is ray, and Ray chooses the machines, but nnodes is 2",
         ),
         ({"nnodes": 3, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "the 4 ranks .+; 1, 2, 4 would"),
         ({"nnodes": 0}, "nnodes must be at least 1, got 0"),
         ({"nnodes": 2, "tensor_parallel_size": 2, "node_rank": 2}, "node_rank is 2, but nnodes is 2"),
         ({"node_rank": -1}, "node_rank must be at least 0, got -1"),
         ({"master_port": 65536}, "master_port must be at most 65535, got 65536"),
-        ({"master_addr": ""}, "master_addr must be the name or an address of the head, got ''"),
+        ({"master_addr": ""}, "master_addr must be the host name or address of the head node, got ''"),
         ({"nnodes": 2, "tensor_parallel_size": 2, "data_parallel_size": 2}, "nnodes 2 and data_parallel_size 2"),
-        ({"nnodes": 2, "tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "uni, which is one rank"),
-        ({"distributed_executor_backend": "external_launcher"}, "not supported yet: ranks are not started by another"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "uni, which runs one rank"),
+        ({"distributed_executor_backend": "external_launcher"}, "not supported yet: rustvllm starts all ranks itself"),
         ({"distributed_executor_backend": "mpi"}, "must be one of uni, mp, ray, got 'mpi'"),
-        ({"distributed_executor_backend": object}, "classes of executors are not taken"),
-        ({"distributed_executor_backend": "uni", "tensor_parallel_size": 2}, "uni, which is one rank"),
+        ({"distributed_executor_backend": object}, "does not accept executor classes"),
+        ({"distributed_executor_backend": "uni", "tensor_parallel_size": 2}, "uni, which runs one rank"),
         ({"distributed_timeout_seconds": 0.5}, "must be between 1 and 86400 seconds, got 0.5"),
     ],
 )
@@ -87,7 +93,7 @@ def test_gpus_that_share_a_model_take_no_adapters() -> None:
         device=SimpleNamespace(device="cuda"),
         parallel=SimpleNamespace(num_ranks=2),
     )
-    with pytest.raises(ConfigError, match="2 processes share the model: adapters are added on one GPU only"):
+    with pytest.raises(ConfigError, match="2 processes share the model: so far, adapters only run on one GPU"):
         check_adapters(config, LoRAConfig())
     config.parallel.num_ranks = 1
     check_adapters(config, LoRAConfig())
@@ -111,7 +117,7 @@ def test_several_ranks_are_asked_for(folder: str) -> None:
                 "tensor_parallel_size": 1,
                 "hf_overrides": {"num_hidden_layers": 2},
             },
-            "enable_lora: the layers of one adapter lie in several stages",
+            "enable_lora: an adapter's layers would be in several stages",
         ),
         ({"executor": "sim"}, "executor=sim, which has no ranks"),
         ({"tensor_parallel_size": 5}, "does not divide the 12 attention heads"),

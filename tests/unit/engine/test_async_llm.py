@@ -96,7 +96,7 @@ async def test_wrong_requests_are_raised_before_anything_and_harm_no_other(make)
             await engine.add_request("bad", prompt, params)
         with pytest.raises(InvalidRequestError, match=message):
             await collect(engine, prompt, params, "bad")
-    with pytest.raises(InvalidRequestError, match="still runs"):
+    with pytest.raises(InvalidRequestError, match="is still running"):
         await engine.add_request("good", "a", GREEDY)
     assert sum([len(output.outputs[0].token_ids) async for output in stream]) == 60
 
@@ -215,7 +215,7 @@ async def test_who_waits_too_long(make, toy_executors):
     await asyncio.sleep(0.06)
     # The engine is in a step: it finds out behind it, while the running request has more of them to come.
     toy_executors[0].gate.set()
-    with pytest.raises(QueueTimeoutError, match=r"queue_timeout = 0\.05 s and was not begun") as caught:
+    with pytest.raises(QueueTimeoutError, match=r"queue_timeout = 0\.05 s and did not start") as caught:
         await anext(waiting)
     assert 1 <= caught.value.retry_after <= 60
     assert [output async for output in running][-1].outputs[0].text == "bcde"
@@ -318,7 +318,7 @@ async def test_outputs_that_cannot_be_read_fail_every_request_once(make, monkeyp
         raise ValueError("garbled")
 
     monkeypatch.setattr(engine._requests, "poll", broken)
-    with pytest.raises(EngineDeadError, match="cannot be read: ValueError: garbled"):
+    with pytest.raises(EngineDeadError, match="cannot read the engine's outputs: ValueError: garbled"):
         await collect(engine, "a", LONG, "r")
     await asyncio.sleep(0.05)
     assert len(polls) == 1

@@ -194,7 +194,7 @@ def test_an_eos_that_only_the_tokenizer_has_is_ignored_with_a_warning(changed_mo
     assert processor.eos_token_ids == (EOS, EXTRA_EOS)
     assert processor.process("a", SamplingParams(min_tokens=2)).eos_token_id == EOS
     assert warnings == [
-        "the tokenizer's end-of-sequence token is ignored: its id 257 is outside the vocabulary (0 to 256)"
+        "ignoring the tokenizer's end-of-sequence token: its id 257 is outside the vocabulary (0 to 256)"
     ]
 
 

@@ -201,7 +201,7 @@ def test_a_stop_string_leaves_nothing_behind(make):
 def test_wrong_requests_harm_no_other(make):
     engine = make()
     engine.add_request("good", "a", GREEDY)
-    with pytest.raises(InvalidRequestError, match="'good' belongs to a request that still runs"):
+    with pytest.raises(InvalidRequestError, match="'good' belongs to a request that is still running"):
         engine.add_request("good", "b", GREEDY)
     with pytest.raises(InvalidRequestError, match="request_id"):
         engine.add_request("", "b", GREEDY)

@@ -156,7 +156,7 @@ def test_any_vocabulary_will_do(toy_model, tmp_path):
     assert words(toy_model) == list(range(ord("a"), ord("z") + 1))
     config = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 50, "n_embd": 4, "n_layer": 1, "n_head": 1}
     (tmp_path / "config.json").write_text(json.dumps(config | {"n_positions": 64}))
-    with pytest.raises(ModelLoadError, match="sim_eos_after is given"):
+    with pytest.raises(ModelLoadError, match="sim_eos_after is set"):
         words(tmp_path, skip_tokenizer_init=True, sim_eos_after=3)
     with pytest.raises(ModelLoadError, match=r"neither tokenizer\.json nor"):
         words(tmp_path)

@@ -175,8 +175,8 @@ def test_only_what_computes_right_is_chosen(value, caplog):
     assert all(math.isfinite(seconds) for seconds in times["torch"])
     for name in "ab":
         assert all(seconds == math.inf for seconds in times[name])
-    assert "a is left out: for 32 rows its result is" in caplog.text
-    assert "b cannot compute here and is left out: no such instruction\n" in caplog.text
+    assert "skipping a: for 32 rows its result differs" in caplog.text
+    assert "skipping b, which cannot compute on this machine: no such instruction\n" in caplog.text
     assert choose(times, at_least=0.0, has_plain=False, room_for=5).layouts == ("torch",)
 
 
@@ -393,10 +393,10 @@ def test_the_log_names_what_computes_rounded_activations(threads, monkeypatch, c
         pack(threads, Model(), options=LinearOptions("core", "int8", round_activations=True), tied=False)
     lines = [record.getMessage() for record in caplog.records if "8 and 4 bits" in record.getMessage()]
     assert lines[0].startswith("weights of 8 and 4 bits: activations are rounded to 8 bits in ")
-    assert " by portable products" in lines[0]
+    assert " for portable products" in lines[0]
     assert lines[1:] == [
-        f"weights of 8 and 4 bits: the {name} products are not used, because on this processor they differ from plain "
-        "code"
+        f"weights of 8 and 4 bits: not using the {name} products, because their results differ from plain code on this "
+        "processor"
         for name in refused
     ]
 
@@ -408,8 +408,8 @@ def test_the_log_names_products_of_bfloat16_that_are_wrong(threads, monkeypatch,
     with caplog.at_level("DEBUG", logger="rustvllm"):
         pack(threads, Model(torch.bfloat16), options=LinearOptions("core"), tied=False)
         pack(threads, Model(torch.float32), options=LinearOptions("core"), tied=False)
-    lines = [record.getMessage() for record in caplog.records if "weights of bfloat16" in record.getMessage()]
-    assert lines[0] == "weights of bfloat16: rows of bfloat16 meet them in avx512 products in 3 layers"
+    lines = [record.getMessage() for record in caplog.records if "bfloat16 weights" in record.getMessage()]
+    assert lines[0] == "bfloat16 weights: avx512 products with bfloat16 rows in 3 layers"
     assert ["are wrong" in line for line in lines[1:]] == [True] * is_refused
 
 

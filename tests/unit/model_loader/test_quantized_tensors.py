@@ -87,8 +87,8 @@ def spoil(name, index, value):
         ("gptq", put("qweight", np.ones((9, 24), np.int32)), "groups of 32 do not divide its 72 inputs"),
         ("gptq", put("qweight", np.ones((0, 24), np.int32)), "not a matrix of I32"),
         ("gptq", put("g_idx", np.arange(63, dtype=np.int32) // 32), r"is I32 \[63\], expected I32 \[64\]"),
-        ("gptq", spoil("g_idx", 5, 2), "names groups 0 to 2, but there are 2"),
-        ("gptq", spoil("g_idx", 5, -7), "names groups -7 to 1"),
+        ("gptq", spoil("g_idx", 5, 2), "refers to groups 0 to 2, but there are 2"),
+        ("gptq", spoil("g_idx", 5, -7), "refers to groups -7 to 1"),
         ("gptq", spoil("scales", (1, 3), np.inf), "up_proj.scales' has a scale that is not finite"),
         ("awq", spoil("scales", (1, 3), np.nan), "has a scale that is not finite"),
         ("packed", spoil("weight_shape", 0, 1 << 60), "weight_shape says 1152921504606846976 x 64, which in 4 bits"),
@@ -96,7 +96,7 @@ def spoil(name, index, value):
         ("packed", put("weight_scale", np.ones((24, 3), np.float16)), r"is F16 \[24, 3\], expected \[24, 2\]"),
         ("packed", put("weight_scale", np.ones((24, 4), np.float16)), "has groups of 16, but the configuration says"),
         ("packed", put("weight_zero_point", np.ones((9, 2), np.int32)), r"is I32 \[9, 2\], expected \[3, 2\]"),
-        ("packed", put("weight", np.ones((24, 64), np.float32)), "are both there"),
+        ("packed", put("weight", np.ones((24, 64), np.float32)), "both exist"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(kind, edit, says, tmp_path):
@@ -108,7 +108,9 @@ def test_what_does_not_fit_is_named(kind, edit, says, tmp_path):
 
 def test_many_misfits_are_counted(tmp_path):
     tensors = {f"layers.{index}.up_proj.qweight": np.ones((8, 24), np.int32) for index in range(11)}
-    with pytest.raises(ModelLoadError, match=r"as GPTQ of 4 bits, groups of 32 these do not fit: .*; and 3 more"):
+    with pytest.raises(
+        ModelLoadError, match=r"these tensors are not valid for GPTQ of 4 bits, groups of 32: .*; and 3 more"
+    ):
         join(tmp_path, tensors, GPTQ)
 
 
@@ -139,39 +141,42 @@ def weights_of(**changes):
         *(({"quant_method": name}, f"is {name}") for name in ("hqq", "quanto", "aqlm", "vptq", "eetq", "torchao")),
         ({"quant_method": "mxfp4"}, "is MXFP4"),
         ({"bits": 4}, "names no quant_method"),
-        (GPTQ | {"bits": 3}, "this checkpoint is GPTQ of 3 bits; 4 and 8 bits are read"),
+        (GPTQ | {"bits": 3}, "this checkpoint is GPTQ of 3 bits; rustvllm reads 4 and 8 bits"),
         (GPTQ | {"bits": 2}, "GPTQ of 2 bits"),
-        (GPTQ | {"bits": "4"}, "bits of the quantisation must be a number, got '4'"),
-        (GPTQ | {"bits": True}, "must be a number, got True"),
-        (GPTQ | {"group_size": 0}, "group_size of the quantisation must be a number above 0, or -1"),
+        (GPTQ | {"bits": "4"}, "bits of the quantisation must be an integer, got '4'"),
+        (GPTQ | {"bits": True}, "must be an integer, got True"),
+        (GPTQ | {"group_size": 0}, "group_size of the quantisation must be an integer above 0, or -1"),
         (GPTQ | {"group_size": None}, "group_size of the quantisation must be"),
-        (GPTQ | {"checkpoint_format": "marlin"}, "in the checkpoint_format 'marlin'; gptq and gptq_v2 are read"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "in the checkpoint_format 'marlin'; rustvllm reads gptq and gptq_v2"),
         (GPTQ | {"is_marlin_format": True}, "in the checkpoint_format 'marlin'"),
         (GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}}, r"with other settings for some layers \(dynamic"),
         (GPTQ | {"dynamic": 5}, r"with other settings for some layers \(dynamic: 5"),
-        (GPTQ | {"pack_dtype": "int8"}, "packed into 'int8'; int32 is read"),
-        (AWQ | {"bits": 8}, "this checkpoint is AWQ of 8 bits; 4 bits are read"),
-        (AWQ | {"version": "gemv"}, "in the order of version 'gemv'; gemm is read"),
-        (AWQ | {"backend": "llm-awq"}, "in the order of the backend llm-awq"),
+        (GPTQ | {"pack_dtype": "int8"}, "packed into 'int8'; rustvllm reads int32"),
+        (AWQ | {"bits": 8}, "this checkpoint is AWQ of 8 bits; rustvllm reads 4 bits"),
+        (AWQ | {"version": "gemv"}, "in the layout of version 'gemv'; rustvllm reads gemm"),
+        (AWQ | {"backend": "llm-awq"}, "in the layout of the backend llm-awq"),
         (AWQ | {"zero_point": False}, "without zero points"),
         (PACKED | {"format": "nvfp4-pack-quantized"}, "in the format 'nvfp4-pack-quantized'"),
         (PACKED | {"format": "marlin-24"}, "in the format 'marlin-24'"),
         (PACKED | {"format": "float-quantized"}, "in the format 'float-quantized' of type 'int'"),
-        (PACKED | {"config_groups": {}}, "has no config_groups"),
-        (PACKED | {"config_groups": {"g": {"input_activations": {}}}}, "whose group 'g' quantises no weights"),
+        (PACKED | {"config_groups": {}}, "lacks config_groups"),
+        (
+            PACKED | {"config_groups": {"g": {"input_activations": {}}}},
+            "whose config group 'g' does not quantise weights",
+        ),
         (PACKED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "with sparse weights"),
         (PACKED | {"transform_config": {"R1": {}}}, "with rotated weights"),
-        (weights_of(num_bits=3), "; 4 and 8 bits are read"),
-        (weights_of(strategy="tensor_group", group_size=None), "with scales by 'tensor_group'"),
-        ({"quant_method": "fp8", "fmt": "e5m2"}, "of the form 'e5m2'; e4m3 is read"),
-        ({"quant_method": "fp8", "weight_block_size": [128]}, r"must be two numbers above 0, got \[128\]"),
+        (weights_of(num_bits=3), "; rustvllm reads 4 and 8 bits"),
+        (weights_of(strategy="tensor_group", group_size=None), "with the strategy 'tensor_group' for scales"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "in the format 'e5m2'; rustvllm reads e4m3"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"must be two integers above 0, got \[128\]"),
     ],
 )
 def test_what_is_not_read_is_named_with_what_works(how, says, tmp_path):
     with pytest.raises(ModelLoadError, match=says) as caught:
         read_quantization({"quantization_config": how}, tmp_path)
     assert "config.json" in str(caught.value)
-    if "must be" not in says and "names no" not in says and "has no" not in says:
+    if "must be" not in says and "names no" not in says and "lacks" not in says:
         assert "Use a GGUF file of this model" in str(caught.value)
 
 

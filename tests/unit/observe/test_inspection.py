@@ -157,7 +157,7 @@ def test_a_journey_goes_together_with_another_trace(asker):
 def test_watches_are_bounded(asker):
     for number in range(request_watch.MAX_WATCHES):
         asker.ask("journey", do="begin", request_id=f"r{number}")
-    with pytest.raises(QueryError, match="16 requests are watched already"):
+    with pytest.raises(QueryError, match="16 requests are already watched"):
         asker.ask("journey", do="begin", request_id="one more")
     asker.ask("journey", do="begin", request_id="r3")  # again
 

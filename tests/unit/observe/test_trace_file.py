@@ -105,7 +105,7 @@ def test_a_full_disk_ends_the_trace_alone(tmp_path, capsys):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     [line] = [line for line in capsys.readouterr().err.splitlines() if "rustvllm.observe.trace.trace_file" in line]
-    assert "ends here, it cannot be written: only 100 of" in line
+    assert "ends here, because it cannot be written: only 100 of" in line
     events = check_trace(path.read_text(), is_complete=False)
     assert [event["name"] for event in events if event["ph"] == "b"] == ["first", "WAITING"]
 

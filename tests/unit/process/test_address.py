@@ -57,7 +57,7 @@ def test_a_secret_comes_from_the_file_or_else_the_environment(tmp_path, monkeypa
 
 def test_a_secret_that_will_not_do_is_not_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("RUSTVLLM_ENGINE_SECRET", "short-secret")
-    with pytest.raises(ConfigError, match="has 12 bytes, but a secret has 16 to 4096") as caught:
+    with pytest.raises(ConfigError, match="has 12 bytes, but a secret must have 16 to 4096") as caught:
         read_secret(None)
     assert "short-secret" not in str(caught.value)
     (tmp_path / "s").write_bytes(b"x" * 5000)

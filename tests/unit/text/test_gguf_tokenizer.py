@@ -151,8 +151,8 @@ def tokenizer_file(path, *, model="gpt2", pre="gpt-2", tokens=("a", "b", "ab"), 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"model": "bert"}, "'bert'; read are llama (SentencePiece) and gpt2 (BPE)"),
-        ({"pre": "chameleon"}, "'chameleon'; read are gpt-2, llama-bpe, qwen2"),
+        ({"model": "bert"}, "'bert'; supported: llama (SentencePiece) and gpt2 (BPE)"),
+        ({"pre": "chameleon"}, "'chameleon'; supported: gpt-2, llama-bpe, qwen2"),
         ({"pre": None}, "no tokenizer.ggml.pre"),
         ({"tokens": ("a", "a")}, "the tokens 0 and 1 are both 'a'"),
         ({"merges": ("a c",)}, "the merge 'a c'"),

@@ -206,11 +206,11 @@ def test_sentencepiece_converted_is_sentencepiece(shared_dir, tmp_path, cache):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("CTRLTokenizer", "has no fast form; classes that have one are such as GPT2Tokenizer"),
+        ("CTRLTokenizer", "has no fast version; classes that have one include GPT2Tokenizer"),
         ("NoSuchTokenizer", "is not a class of transformers"),
-        ("BertTokenizer", r"BertTokenizer reads vocab.txt, and vocab.txt is not there"),
+        ("BertTokenizer", r"BertTokenizer needs vocab.txt, but vocab.txt is missing"),
         ("GPT2Tokenizer", "cannot convert the tokenizer"),
-        ("AutoConfig", "has no fast form"),
+        ("AutoConfig", "has no fast version"),
     ],
 )
 def test_classes_that_cannot_be_converted(model, cache, name, message):

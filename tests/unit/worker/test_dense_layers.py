@@ -64,9 +64,9 @@ def test_an_unknown_kind_of_activations_is_refused(monkeypatch):
     ("forced", "quantization", "batch_invariant", "dtype", "message"),
     [
         ("mkl", None, False, torch.float32, "RUSTVLLM_LINEAR_KERNEL must be one of torch, onednn, core, got 'mkl'"),
-        ("torch", "int8", False, torch.float32, "is torch, but quantization int8 needs the core's products: unset"),
-        ("onednn", None, True, torch.bfloat16, "is onednn, but batch_invariant needs the core's products: unset"),
-        ("onednn", None, False, torch.float16, "has no such products in float16: unset the variable"),
+        ("torch", "int8", False, torch.float32, "is torch, but quantization int8 needs the core's kernels: unset"),
+        ("onednn", None, True, torch.bfloat16, "is onednn, but batch_invariant needs the core's kernels: unset"),
+        ("onednn", None, False, torch.float16, "has no oneDNN products in float16: unset the variable"),
         ("core", None, False, torch.float16, "but dtype is float16: unset the variable, or set dtype"),
     ],
 )

@@ -101,7 +101,9 @@ def test_a_smaller_cache_holds_more_tokens(make, kv_cache_dtype, dtype, num_bloc
 
 
 def test_a_cache_of_eight_bits_is_for_triton(make):
-    with pytest.raises(ModelLoadError, match="kv_cache_dtype is fp8, which Triton's kernels alone read, but device is"):
+    with pytest.raises(
+        ModelLoadError, match=("kv_cache_dtype is fp8, which only Triton's kernels support, but device is")
+    ):
         make(kv_cache_dtype="fp8")
 
 
@@ -144,7 +146,9 @@ def test_a_cache_that_leaves_no_room_for_a_step_is_said_to_be_tight(make, monkey
     memory(monkeypatch, 1 << 40, 39 * BYTES_PER_BLOCK + step)
     assert worker.determine_num_blocks() == 40
     assert "memory is tight" in caplog.text
-    assert f"kv_cache_memory_bytes (to {39 * BYTES_PER_BLOCK}, say), max_num_batched_tokens (256)" in caplog.text
+    assert (
+        f"kv_cache_memory_bytes (to {39 * BYTES_PER_BLOCK}, for example), max_num_batched_tokens (256)"
+    ) in caplog.text
 
 
 def test_too_little_memory_names_the_numbers(make, monkeypatch):
@@ -163,13 +167,13 @@ def test_too_little_memory_on_the_cpu_names_its_share(make, monkeypatch):
 def test_more_than_there_is_names_what_would_fit(make, monkeypatch):
     worker = make(num_gpu_blocks_override=1000)
     memory(monkeypatch, 1 << 40, 30 * BYTES_PER_BLOCK + 1)
-    with pytest.raises(ModelLoadError, match=r"num_gpu_blocks_override is 1000, .* at most 30 would fit"):
+    with pytest.raises(ModelLoadError, match=r"num_gpu_blocks_override is 1000, .* set it to 30 or less"):
         worker.determine_num_blocks()
     worker = make(kv_cache_memory_bytes=10**9)
     with pytest.raises(ModelLoadError, match="kv_cache_memory_bytes is 1000000000"):
         worker.determine_num_blocks()
     worker = make(num_gpu_blocks_override=2**31 - 1)
-    with pytest.raises(ModelLoadError, match="at most 134217727 blocks can be numbered"):
+    with pytest.raises(ModelLoadError, match="the limit is 134217727 blocks"):
         worker.determine_num_blocks()
 
 
@@ -257,7 +261,7 @@ def test_dtypes(dtype, device, stored, expected):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device_is_a_clear_error(make):
-    with pytest.raises(ModelLoadError, match=r"finds no CUDA device: .*The processor serves, too: --device cpu"):
+    with pytest.raises(ModelLoadError, match=r"finds no CUDA device: .*To run on the CPU instead, use --device cpu"):
         make(device="cuda")
 
 
@@ -316,7 +320,7 @@ def test_graphs_are_made_where_device_and_attention_have_them(make, monkeypatch,
     with caplog.at_level("INFO"):
         worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
     assert worker.runner.graphs is None
-    assert "CUDA graphs: none, attention by cpu cannot be captured" in caplog.text
+    assert "CUDA graphs: none, because attention by cpu cannot be captured" in caplog.text
     worker.runner.backend = StaticTorchBackend(worker.runner.model.kv_cache_spec, torch.float32)
     for config, sizes in ((CUDAGraphConfig(), [1, 2, 4, 8]), (CUDAGraphConfig(capture_sizes=(5, 3, 5)), [3, 5])):
         worker.config.cuda_graphs = config
@@ -341,7 +345,7 @@ def test_graphs_are_captured_ahead_or_when_they_are_needed(make, monkeypatch, ca
     with caplog.at_level("INFO"):
         worker.capture_graphs()
     assert len(recorder.graphs) == captured
-    assert ("9 of 9 captured" if captured else "CUDA graphs: captured when they are needed") in caplog.text
+    assert ("9 of 9 captured" if captured else "CUDA graphs: each is captured when it is first needed") in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -370,7 +374,7 @@ def test_a_model_that_no_graph_takes_runs_without_unless_sizes_were_asked_for(ma
     worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
     with caplog.at_level("WARNING"):
         worker.capture_graphs()
-    assert "CUDA graphs: none, the model cannot run in one (not permitted)" in caplog.text
+    assert "CUDA graphs: none, because the model cannot run in one (not permitted)" in caplog.text
     assert worker.runner.graphs is None
     worker.initialize_kv_cache(10, buffer_spec(8, 256, 8), 2)
     assert worker.runner.graphs is None, "it is not tried again"

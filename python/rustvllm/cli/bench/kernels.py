@@ -47,7 +47,7 @@ def bench_kernels(argv: Sequence[str]) -> int:
     if device == "auto":
         device = "cuda" if devices.visible_gpus() else "cpu"
     elif device == "cuda" and not devices.visible_gpus():
-        raise ConfigError("--device cuda, but no GPU can be used here; use --device cpu")
+        raise ConfigError("--device cuda needs a GPU, but this machine has none that can be used; use --device cpu")
     dtype = args.dtype or ("float32" if device == "cpu" else "bfloat16")
     from rustvllm.cli.bench.kernel_bench import KernelBench
 

@@ -62,7 +62,7 @@ def choose_lengths(
     if needed > context_len and input_len is not None and output_len is not None:
         raise ConfigError(
             f"a request needs up to {needed} tokens (prefix {prefix_len}, prompt {longest(input_len)}, answer "
-            f"{longest(output_len)}), but the server's context has {context_len}: lower --random-input-len, "
+            f"{longest(output_len)}), but the server's context length is {context_len}: lower --random-input-len, "
             "--random-output-len or --prefix-len"
         )
     per_word = TOKENS_PER_WORD if is_text else 1
@@ -77,7 +77,7 @@ def choose_lengths(
     if input_len < 1 or (not is_text and prefix_len + longest(input_len) + longest(output_len) > context_len):
         raise ConfigError(
             f"a prefix of {prefix_len}, a prompt of {longest(max(1, input_len))} and an answer of "
-            f"{longest(output_len)} tokens do not fit into the server's context of {context_len}: lower "
+            f"{longest(output_len)} tokens do not fit into the server's context length of {context_len}: lower "
             "--random-input-len, --random-output-len or --prefix-len"
         )
     if (input_len, output_len) == (wanted.input_len, wanted.output_len):

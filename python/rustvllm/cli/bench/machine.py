@@ -32,8 +32,8 @@ def require_release_build() -> None:
     """
     if _core.build_profile != "release":
         raise ConfigError(
-            f"the core is a {_core.build_profile} build, whose times mean nothing; "
-            "build it for release with: make setup"
+            f"the core is a {_core.build_profile} build, whose times are meaningless; make a release build with: make "
+            "setup"
         )
 
 

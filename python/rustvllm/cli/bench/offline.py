@@ -64,8 +64,8 @@ def make_llm(args: argparse.Namespace) -> "LLM":
     if args.input_len + args.output_len > longest:
         llm.shutdown()
         raise ConfigError(
-            f"--input-len {args.input_len} and --output-len {args.output_len} are more than the model's {longest} "
-            "tokens together"
+            f"--input-len {args.input_len} and --output-len {args.output_len} together exceed the model's {longest} "
+            "tokens"
         )
     return llm
 
@@ -90,7 +90,7 @@ def known_prompts(name: str, llm: "LLM", count: int, input_len: int) -> list[Any
     texts = known_texts(name, count, input_len, config.seed)  # a word has a token at least
     token_ids = [llm.get_tokenizer().encode(text)[:input_len] for text in texts]
     if (shortest := min(map(len, token_ids))) < input_len:
-        raise ConfigError(f"--dataset-name {name}: a text has {shortest} tokens and not the --input-len {input_len}")
+        raise ConfigError(f"--dataset-name {name}: a text has {shortest} tokens, but --input-len is {input_len}")
     return [{"prompt_token_ids": ids} for ids in token_ids]
 
 

@@ -321,7 +321,9 @@ def _json_object(text: str) -> dict[str, Any]:
 def _metrics(text: str) -> list[str]:
     names = text.split(",")
     if not set(names) <= set(METRICS):
-        raise argparse.ArgumentTypeError(f"must be some of {', '.join(METRICS)}, separated by commas, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must be one or more of {', '.join(METRICS)}, separated by commas, got {text!r}"
+        )
     return names
 
 

@@ -52,7 +52,7 @@ def read_sharegpt(
             length = num_answer_tokens
         chosen.append((prompt, length or MIN_TOKENS))
     if not chosen:
-        raise ConfigError(f"{path} has no conversation of two turns that can be used")
+        raise ConfigError(f"{path} has no usable conversation of two turns")
     return chosen
 
 

@@ -107,7 +107,9 @@ def start_once(served: Sequence[str], timeout: float) -> dict[str, float]:
                     times["ready"] = time.perf_counter() - begin
                     break
             if "ready" not in times:
-                raise RequestFailedError(f"`rustvllm serve {' '.join(served)}` was not ready; it printed last: {last}")
+                raise RequestFailedError(
+                    f"`rustvllm serve {' '.join(served)}` did not become ready; its last output: {last}"
+                )
             _ask_for_a_token(address)
             times["first_token"] = time.perf_counter() - begin
         finally:

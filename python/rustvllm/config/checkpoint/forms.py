@@ -1,4 +1,4 @@
-"""In which forms a checkpoint keeps its numbers, and how many it has: from the headers of its files, without torch."""
+"""Reads the formats and sizes of a checkpoint's tensors from the headers of its files, without torch."""
 
 import json
 import re
@@ -68,7 +68,7 @@ def read_forms(path: Path, how: StoredQuantization | None = None) -> list[Stored
     """
     forms = list(_tensors(path))
     if not forms:
-        raise ModelLoadError(f"{path} has no *.safetensors and is not a GGUF file, so there are no weights to look at")
+        raise ModelLoadError(f"{path} has no *.safetensors files and is not a GGUF file, so it has no weights")
     return forms if how is None else _joined(forms, how)
 
 
@@ -196,7 +196,9 @@ def _tensors(path: Path) -> Iterator[StoredForm]:
                 first, last = about["data_offsets"]
                 yield StoredForm(name, str(about["dtype"]), prod(about["shape"]), last - first)
             except (TypeError, KeyError, ValueError) as error:
-                raise ModelLoadError(f"{file}: the tensor {name!r:.80} is not described: {error!r:.80}") from error
+                raise ModelLoadError(
+                    f"{file}: the header describes the tensor {name!r:.80} wrongly: {error!r:.80}"
+                ) from error
 
 
 def _header(file: Path) -> dict[str, Any]:
@@ -209,5 +211,5 @@ def _header(file: Path) -> dict[str, Any]:
             if not isinstance(header, dict):
                 raise ValueError("its header is not a JSON object")
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{file}: not a whole safetensors file: {error}{what_to_do(file)}") from error
+        raise ModelLoadError(f"{file}: not a complete safetensors file: {error}{what_to_do(file)}") from error
     return header

@@ -1,4 +1,4 @@
-"""From a GGUF file's metadata to what a ``config.json`` and a ``generation_config.json`` would say of the model."""
+"""Turns a GGUF file's metadata into the equivalent ``config.json`` and ``generation_config.json``."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ _END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_NAMES: Final = frozenset(
     ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 )
-"""Control tokens that end a turn whatever the file's eos is: converters name one alone."""
+"""Control tokens that end a turn in addition to the file's eos, because converters store only one token."""
 _CONTROL: Final = 3
 _WIDEST_GEMMA: Final = {"gemma2": 46, "gemma3": 62}
 """Layers of the one size whose attention is scaled by its width over its heads; the file does not say how."""
@@ -35,14 +35,14 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     make = _ARCHITECTURES.get(file.architecture)
     if make is None:
         raise ModelLoadError(
-            f"{file.path} has the architecture {file.architecture!r}, which is not served as GGUF; served are "
-            f"{', '.join(sorted(_ARCHITECTURES))}: take the model's safetensors"
+            f"{file.path} has the architecture {file.architecture!r}, which rustvllm does not support as GGUF; "
+            f"supported: {', '.join(sorted(_ARCHITECTURES))}. Use the model's safetensors files"
         )
     config = make(file)
     shapes = {name: shape for name, _, shape, *_ in file.header.tensors()}
     embedding = shapes.get("token_embd.weight")
     if embedding is None or len(embedding) != 2:
-        raise ModelLoadError(f"{file.path} has no token_embd.weight of two dimensions, so it holds no model")
+        raise ModelLoadError(f"{file.path} has no token_embd.weight with two dimensions, so it does not hold a model")
     config["vocab_size"] = embedding[0]
     config["tie_word_embeddings"] = "output.weight" not in shapes
     config["dtype"] = _dtype(file)
@@ -82,8 +82,8 @@ def _common(file: GgufFile, architecture: str) -> dict[str, Any]:
     prefix = file.architecture
     if file.integer(f"{prefix}.expert_count", 0):
         raise ModelLoadError(
-            f"{file.path} is a mixture of experts ({prefix}.expert_count), which is not served as GGUF: take the "
-            "model's safetensors"
+            f"{file.path} is a mixture-of-experts model ({prefix}.expert_count), which rustvllm does not support as "
+            "GGUF. Use the model's safetensors files"
         )
     config: dict[str, Any] = {
         "architectures": [architecture],
@@ -101,7 +101,8 @@ def _common(file: GgufFile, architecture: str) -> dict[str, Any]:
     value_length = file.integer(f"{prefix}.attention.value_length") or default
     if value_length != config["head_dim"]:
         raise ModelLoadError(
-            f"{file.path}: keys have {config['head_dim']} features and values {value_length}, which is not served"
+            f"{file.path}: keys have {config['head_dim']} features, but values have {value_length}, which is not "
+            "supported"
         )
     return config
 
@@ -147,7 +148,7 @@ def _rope_scaling(file: GgufFile, config: dict[str, Any]) -> dict[str, Any] | No
         kind = "longrope"
     factor = file.number(f"{key}.factor")
     if kind not in _ROPE_TYPES:
-        raise ModelLoadError(f"{file.path}: {key}.type is {kind!r:.80}; served are {', '.join(_ROPE_TYPES)}")
+        raise ModelLoadError(f"{file.path}: {key}.type is {kind!r:.80}; supported: {', '.join(_ROPE_TYPES)}")
     if kind == "none":
         return None
     if kind == "longrope":

@@ -1,4 +1,4 @@
-"""A GGUF file as a model's source: opened with errors that say what to do, its values read with their types checked."""
+"""Opens a GGUF file as a model, with errors that say what to do, and reads its values with type checks."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from rustvllm.exceptions import ModelLoadError
 
 SUFFIX: Final = ".gguf"
 FLOAT_TYPES: Final = ("F32", "F16", "BF16")
-"""Types whose numbers are what torch has."""
+"""Types that torch has, too."""
 WHOLE_TYPES: Final[Mapping[str, NumberForm]] = {
     "Q8_0": NumberForm(32, 8, "f16"),
     "Q4_0": NumberForm(32, 4, "f16"),
@@ -26,12 +26,12 @@ WHOLE_TYPES: Final[Mapping[str, NumberForm]] = {
 }
 """Types whose numbers are whole ones with scales → how the CPU keeps them: as they are."""
 SERVED_TYPES: Final = (*FLOAT_TYPES, *WHOLE_TYPES)
-"""Types of tensors that are read."""
+"""Tensor types that rustvllm reads."""
 _MAX_NAMED: Final = 4
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is that of a GGUF file, and not of a model's folder."""
+    """Whether a path names a GGUF file, and not a model's folder."""
     return path.suffix.lower() == SUFFIX
 
 
@@ -58,10 +58,10 @@ class GgufFile:
         self.path = path
         kind = self.text("general.type", "model")
         if kind != "model":
-            raise ModelLoadError(f"{path} holds no model: its general.type is {kind!r:.80}")
+            raise ModelLoadError(f"{path} does not hold a model: its general.type is {kind!r:.80}")
         architecture = self.text("general.architecture", "")
         if not architecture:
-            raise ModelLoadError(f"{path} names no general.architecture, so what it holds is not known")
+            raise ModelLoadError(f"{path} has no general.architecture, so rustvllm cannot know which model it holds")
         self.architecture = architecture
 
     def refuse_unread_types(self) -> None:
@@ -75,8 +75,8 @@ class GgufFile:
             kinds = ", ".join(sorted({kind for _, kind in unread}))
             names = ", ".join(name for name, _ in unread[:_MAX_NAMED])
             raise ModelLoadError(
-                f"{self.path}: {len(unread)} tensors ({names}, …) have the type {kinds}, which is not served; served "
-                f"are {', '.join(SERVED_TYPES)}: take a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of this model"
+                f"{self.path}: {len(unread)} tensors ({names}, …) have the type {kinds}, which is not supported; "
+                f"supported: {', '.join(SERVED_TYPES)}. Use a Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of this model"
             )
 
     def number(self, key: str, default: float | None = None) -> float | None:
@@ -102,7 +102,7 @@ class GgufFile:
         if isinstance(value, list) and value:
             if any(each != value[0] for each in value):
                 raise ModelLoadError(
-                    f"{self.path}: {key} differs between layers ({str(value)[:80]}), which is not served"
+                    f"{self.path}: {key} differs between layers ({str(value)[:80]}), which is not supported"
                 )
             value = value[0]
         if value is None:
@@ -147,7 +147,7 @@ class GgufFile:
         if value is None:
             return []
         if not isinstance(value, list) or (value and not isinstance(value[0], kind)):
-            raise self.wrong(key, "a list of another kind", value)
+            raise self.wrong(key, "a list with elements of another type", value)
         return value
 
     def numbers_of(self, name: str) -> list[float] | None:
@@ -163,7 +163,7 @@ class GgufFile:
                 continue
             if kind != "F32" or len(shape) != 1 or nbytes > 1 << 16:
                 raise ModelLoadError(
-                    f"{self.path}: the tensor {name!r} must be a short row of F32, not {shape} of {kind}"
+                    f"{self.path}: the tensor {name!r} must be a short vector of F32, not {kind} of shape {shape}"
                 )
             try:
                 with self.header.paths[file].open("rb") as opened:

@@ -1,4 +1,4 @@
-"""Which GGUF file of several is meant: by its name, or by the label of its quantisation, such as ``Q4_K_M``."""
+"""Chooses one of several GGUF files, by its name or by the label of its quantisation, such as ``Q4_K_M``."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -31,11 +31,11 @@ def choose_file(files: Iterable[str], label: str | None, where: str) -> str:
     """
     first = [file for file in sorted(files) if _is_first(file)]
     if not first:
-        raise ModelNotFoundError(f"{where} has no GGUF file of a model")
+        raise ModelNotFoundError(f"{where} has no GGUF file that holds a model")
     if label is not None:
         first_of_label = [file for file in first if label_of(file).lower() == label.lower()]
         if not first_of_label:
-            raise ModelNotFoundError(f"{where} has no GGUF file of {label!r}; there are {_listed(first)}")
+            raise ModelNotFoundError(f"{where} has no GGUF file with quantisation {label!r}; it has {_listed(first)}")
         first = first_of_label
     if len(first) > 1:
         example = label_of(first[0])

@@ -1,6 +1,6 @@
-"""Checkpoints whose weights were quantised by other tools: what their configuration says of the numbers.
+"""Checkpoints that other tools quantised: how their configuration describes the weights.
 
-AWQ, GPTQ, compressed-tensors and FP8 are read; all others are refused by name, with what would work instead.
+rustvllm reads AWQ, GPTQ, compressed-tensors and FP8. It refuses all others by name and says what works instead.
 """
 
 import json
@@ -12,9 +12,9 @@ from typing import Any, Final
 from rustvllm.exceptions import ConfigError, ModelLoadError
 
 FOLDER_METHODS: Final = ("awq", "gptq", "compressed-tensors", "fp8")
-"""Methods that are read, by the name that ``quant_method`` and ``--quantization`` have for them."""
+"""Methods that rustvllm reads, as ``quant_method`` and ``--quantization`` name them."""
 SAME_METHODS: Final[Mapping[str, str]] = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
-"""Names of a kernel of a GPU for one of these: they say nothing of the numbers."""
+"""Names of GPU kernels for one of these methods; the stored weights are the same."""
 _NAMES: Final[Mapping[str, str]] = {
     "awq": "AWQ",
     "bitsandbytes": "bitsandbytes",
@@ -24,7 +24,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "mxfp4": "MXFP4",
 }
 _OLD_FILES: Final = ("quantize_config.json", "quant_config.json")
-"""Where the first tools put what is now ``quantization_config``."""
+"""Files in which the first tools stored what is now ``quantization_config``."""
 _MAX_OLD_BYTES: Final = 1 << 20
 _CT_FORMATS: Final[Mapping[str, str]] = {
     "pack-quantized": "packed",
@@ -107,7 +107,7 @@ def read_quantization(config: Mapping[str, Any], path: Path) -> StoredQuantizati
 
 
 def check_method(asked: str | None, stored: StoredQuantization | None, name: str) -> None:
-    """Compare what ``--quantization`` says with what a folder has.
+    """Compare ``--quantization`` with the folder's own quantisation.
 
     Raises:
         ConfigError: They contradict each other.
@@ -117,8 +117,8 @@ def check_method(asked: str | None, stored: StoredQuantization | None, name: str
         return
     if stored is None:
         raise ConfigError(
-            f"quantization is {asked}, but {name} is not quantised: leave quantization out, or set it to int8 to round "
-            "the weights while they are loaded"
+            f"quantization is {asked}, but {name} is not quantised: leave quantization out, or set it to int8 to "
+            "quantise the weights at loading"
         )
     if stored.method != asked:
         raise ConfigError(
@@ -131,9 +131,9 @@ def _awq(how: Mapping[str, Any], file: Path) -> StoredQuantization:
     what = _described("awq", how)
     version = str(how.get("version", how.get("format", "gemm"))).lower()
     if version not in ("gemm", "exllama"):
-        raise _refusal(file, what, f" with its numbers in the order of version {version!r:.40}; gemm is read")
+        raise _refusal(file, what, f" in the layout of version {version!r:.40}; rustvllm reads gemm")
     if str(how.get("backend", "autoawq")).lower() == "llm-awq":
-        raise _refusal(file, what, " with its numbers in the order of the backend llm-awq; autoawq's is read")
+        raise _refusal(file, what, " in the layout of the backend llm-awq; rustvllm reads autoawq")
     if how.get("zero_point", True) is not True:
         raise _refusal(file, what, " without zero points (zero_point is not true)")
     bits = _one_of(how, ("bits", "w_bit"), (4,), file, what)
@@ -146,9 +146,9 @@ def _gptq(how: Mapping[str, Any], file: Path) -> StoredQuantization:
     if how.get("is_marlin_format") is True:
         form = "marlin"
     if form not in ("gptq", "gptq_v2"):
-        raise _refusal(file, what, f" in the checkpoint_format {form!r:.40}; gptq and gptq_v2 are read")
+        raise _refusal(file, what, f" in the checkpoint_format {form!r:.40}; rustvllm reads gptq and gptq_v2")
     if how.get("pack_dtype", "int32") != "int32":
-        raise _refusal(file, what, f" packed into {how['pack_dtype']!r:.40}; int32 is read")
+        raise _refusal(file, what, f" packed into {how['pack_dtype']!r:.40}; rustvllm reads int32")
     rules = how.get("dynamic") or {}
     changed = [rule for rule in rules if not rule.startswith("-:")] if isinstance(rules, Mapping) else [rules]
     if changed:
@@ -167,21 +167,23 @@ def _compressed(how: Mapping[str, Any], file: Path) -> StoredQuantization:
         raise _refusal(file, what, " with rotated weights (transform_config)")
     groups = how.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise ModelLoadError(f"{file}: quantization_config has no config_groups, which say how its weights are stored")
+        raise ModelLoadError(
+            f"{file}: quantization_config lacks config_groups, which describe how the weights are stored"
+        )
     bits: dict[int, None] = {}
     sizes: dict[int, None] = {}
     block = None
     for name, group in groups.items():
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if not isinstance(weights, Mapping):
-            raise _refusal(file, what, f" whose group {name!r:.40} quantises no weights")
+            raise _refusal(file, what, f" whose config group {name!r:.40} does not quantise weights")
         form = group.get("format") or how.get("format")
         read = _CT_FORMATS.get(form) if isinstance(form, str) else None
         is_float = weights.get("type", "int") == "float"
         if read is None or (is_float and read == "packed") or (not is_float and read == "fp8"):
             raise _refusal(
-                file, what, f" in the format {form!r:.40} of type {weights.get('type', 'int')!r:.20}; "
-                f"{', '.join(_CT_FORMATS)} are read"
+                file, what, f" in the format {form!r:.40} of type {weights.get('type', 'int')!r:.20}; rustvllm reads "
+                f"{', '.join(_CT_FORMATS)}"
             )  # fmt: skip
         bits[_one_of(weights, ("num_bits",), (8,) if is_float else (4, 8), file, what)] = None
         strategy = weights.get("strategy")
@@ -193,14 +195,19 @@ def _compressed(how: Mapping[str, Any], file: Path) -> StoredQuantization:
         elif strategy in (None, "channel", "tensor"):
             sizes[_CHANNEL] = None
         else:
-            raise _refusal(file, what, f" with scales by {strategy!r:.40}; tensor, channel and group are read")
+            raise _refusal(
+                file,
+                what,
+                f" with the strategy {strategy!r:.40} for scales; rustvllm reads tensor, channel and group, and "
+                "block for floats",
+            )
     return StoredQuantization("compressed-tensors", tuple(bits), tuple(sizes), file, block=block)
 
 
 def _fp8(how: Mapping[str, Any], file: Path) -> StoredQuantization:
     form = how.get("fmt", "e4m3")
     if form != "e4m3":
-        raise _refusal(file, _described("fp8", how), f" of the form {form!r:.40}; e4m3 is read")
+        raise _refusal(file, _described("fp8", how), f" in the format {form!r:.40}; rustvllm reads e4m3")
     block = how.get("weight_block_size")
     return StoredQuantization("fp8", (8,), (), file, block=None if block is None else _block(block, file))
 
@@ -209,17 +216,19 @@ def _block(value: object, file: Path) -> tuple[int, int]:
     sizes = value if isinstance(value, list) else []
     is_whole = [isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes]
     if is_whole != [True, True]:
-        raise ModelLoadError(f"{file}: the block of the quantisation must be two numbers above 0, got {value!r:.80}")
+        raise ModelLoadError(
+            f"{file}: the block size of the quantisation must be two integers above 0, got {value!r:.80}"
+        )
     return sizes[0], sizes[1]
 
 
 def _one_of(how: Mapping[str, Any], names: Sequence[str], allowed: Sequence[int], file: Path, what: str) -> int:
     value = next((how[name] for name in names if name in how), None)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ModelLoadError(f"{file}: {names[0]} of the quantisation must be a number, got {value!r:.80}")
+        raise ModelLoadError(f"{file}: {names[0]} of the quantisation must be an integer, got {value!r:.80}")
     if value not in allowed:
         numbers = " and ".join(str(bits) for bits in allowed)
-        raise _refusal(file, what, f"; {numbers} bits are read")
+        raise _refusal(file, what, f"; rustvllm reads {numbers} bits")
     return value
 
 
@@ -227,7 +236,8 @@ def _group_size(how: Mapping[str, Any], names: Sequence[str], file: Path) -> int
     value = next((how[name] for name in names if name in how), None)
     if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != _CHANNEL):
         raise ModelLoadError(
-            f"{file}: {names[0]} of the quantisation must be a number above 0, or -1 for all inputs, got {value!r:.80}"
+            f"{file}: {names[0]} of the quantisation must be an integer above 0, or -1 for all inputs, got "
+            f"{value!r:.80}"
         )
     return value
 
@@ -242,6 +252,7 @@ def _described(method: str, how: Mapping[str, Any]) -> str:
 
 def _refusal(file: Path, what: str, how: str) -> ModelLoadError:
     return ModelLoadError(
-        f"{file}: this checkpoint is {what}{how} (quantization_config), which is not served. Use a GGUF file of this "
-        "model (--model owner/name:Q8_0), or the model it was made of, on the CPU with --quantization int8"
+        f"{file}: this checkpoint is {what}{how} (quantization_config), which rustvllm does not support. Use a GGUF "
+        "file of this model (--model owner/name:Q8_0), or its unquantised checkpoint, on the CPU with --quantization "
+        "int8"
     )

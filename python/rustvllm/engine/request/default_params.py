@@ -29,5 +29,5 @@ def default_sampling_params(model: ModelConfig, **overrides: Any) -> SamplingPar
             warning = (source, repr(value))
             if warning not in _warned:
                 _warned.add(warning)
-                logger.warning("generation_config.json is not followed in %s=%r: %s", source, value, error)
+                logger.warning("ignoring %s=%r of generation_config.json: %s", source, value, error)
     return SamplingParams(**{**values, **overrides})

@@ -81,7 +81,7 @@ def make_sampling_extras(
 def _check_vocabulary(name: str, ids: Sequence[int] | dict[int, float], vocab_size: int) -> None:
     if len(ids) > vocab_size:
         raise InvalidRequestError(
-            f"{name} has {len(ids)} entries, more than the vocabulary has tokens ({vocab_size}): name each token once",
+            f"{name} has {len(ids)} entries, but the vocabulary has only {vocab_size} tokens: name each token once",
             name,
         )
     largest = max(ids, default=-1)
@@ -98,12 +98,10 @@ def _tokens_of_words(
     name = row.name
     if tokenizer is None:
         raise InvalidRequestError(
-            f"there is no tokenizer (skip_tokenizer_init), so {name} have no tokens: use logit_bias", name
+            f"there is no tokenizer (skip_tokenizer_init), so {name} cannot be turned into tokens: use logit_bias", name
         )
     if len(words) > row.max_entries:
-        raise InvalidRequestError(
-            f"{name} has {len(words)} entries, at most {row.max_entries} are possible: send fewer", name
-        )
+        raise InvalidRequestError(f"{name} has {len(words)} entries; the limit is {row.max_entries}: send fewer", name)
     sequences: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip()
@@ -122,12 +120,12 @@ def _check_something_is_left(
     left = set(allowed).difference(word[0] for word in words if len(word) == 1)
     if not left:
         raise InvalidRequestError(
-            f"bad_words leave none of the {len(allowed)} allowed_token_ids to be sampled", "bad_words"
+            f"bad_words exclude all {len(allowed)} allowed_token_ids: no token could be sampled", "bad_words"
         )
     if params.min_tokens and not left.difference(ending_ids):
         raise InvalidRequestError(
-            f"min_tokens is {params.min_tokens}, but each of the allowed_token_ids ends the text or is a bad word: "
-            "nothing could be sampled before",
+            f"min_tokens is {params.min_tokens}, but each of the allowed_token_ids ends the output or is a bad word: "
+            "no token could be sampled before that",
             "allowed_token_ids",
         )
 
@@ -137,6 +135,6 @@ def _warn_of_arguments() -> None:
     if not _warned_of_arguments:
         _warned_of_arguments = True
         logger.warning(
-            "extra_args (vllm_xargs) of a request is ignored: the engine has no logits processor that could read it "
-            "(--logits-processors); said once"
+            "ignoring extra_args (vllm_xargs) of a request: the engine has no logits processor to read it "
+            "(--logits-processors); logged once"
         )

@@ -214,7 +214,9 @@ def _is_right(name: str, kernel: LinearKernel, x: Tensor, expected: Tensor) -> b
     try:
         found = kernel.forward(x, None, None)
     except (RuntimeError, NotImplementedError) as error:
-        logger.warning("dense layers: %s cannot compute here and is left out: %s", name, str(error).partition("\n")[0])
+        logger.warning(
+            "dense layers: skipping %s, which cannot compute on this machine: %s", name, str(error).partition("\n")[0]
+        )
         return False
     if not bool(expected.isfinite().all()):
         return True  # the weight itself is not finite: nothing can be compared
@@ -223,7 +225,7 @@ def _is_right(name: str, kernel: LinearKernel, x: Tensor, expected: Tensor) -> b
     if distance <= limit:
         return True
     logger.warning(
-        "dense layers: %s is left out: for %d rows its result is %g from torch's, at most %g are allowed",
+        "dense layers: skipping %s: for %d rows its result differs from torch's by %g, but the limit is %g",
         name,
         x.shape[0],
         distance,

@@ -18,10 +18,10 @@ def log_narrow_products(kernels: Sequence[LinearKernel | None]) -> None:
     if not count:
         return
     name, is_refused = _core.PackedLinear.bf16_kernel()
-    logger.debug("weights of bfloat16: rows of bfloat16 meet them in %s products in %d layers", name, count)
+    logger.debug("bfloat16 weights: %s products with bfloat16 rows in %d layers", name, count)
     if is_refused:
         logger.warning(
-            "weights of bfloat16: the avx512-bf16 products are not used, because on this processor their sums are wrong"
+            "bfloat16 weights: not using the avx512-bf16 products, because their sums are wrong on this processor"
         )
 
 
@@ -33,14 +33,14 @@ def log_rounding(kernels: Sequence[LinearKernel | None]) -> None:
         return
     names, refused = _core.PackedLinear.w8a8_kernels()
     logger.info(
-        "weights of 8 and 4 bits: activations are rounded to 8 bits in %d layers, by %s products "
-        "(RUSTVLLM_ACTIVATIONS=float leaves them as they are)",
+        "weights of 8 and 4 bits: activations are rounded to 8 bits in %d layers, for %s products "
+        "(RUSTVLLM_ACTIVATIONS=float turns this off)",
         len(rounding),
         " and ".join(dict.fromkeys(names)),
     )
     if refused:
         logger.warning(
-            "weights of 8 and 4 bits: the %s products are not used, because on this processor they differ from plain "
-            "code",
+            "weights of 8 and 4 bits: not using the %s products, because their results differ from plain code on this "
+            "processor",
             ", ".join(refused),
         )

@@ -151,7 +151,7 @@ class _Room:
             if not torch.equal(kept.to(torch.float32), values) or not bool(torch.isfinite(values).all()):
                 raise ModelLoadError(
                     f"a weight of {weight.out_features} x {weight.in_features} has a scale, a zero point or a minimum "
-                    f"in rows {first} to {end - 1} that is not finite, or that {to.dtype} does not hold"
+                    f"in rows {first} to {end - 1} that is not finite or does not fit into {to.dtype}"
                 )
             to[:, first:end] = kept.t().contiguous().to(to.device)
         self.num_filled += end - first
@@ -340,7 +340,7 @@ class DeviceLayers:
                 kernel.warm_up(self._dtype)
             seen.add(key)
         if seen:
-            logger.info("dense layers: %.1f MiB of whole numbers and scales", nbytes / 2**20)
+            logger.info("dense layers: %.1f MiB of integers and scales", nbytes / 2**20)
         return None
 
 

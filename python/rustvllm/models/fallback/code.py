@@ -46,14 +46,14 @@ def find_model_code(
         model_class = own_class
     elif code is None:
         raise ModelLoadError(
-            f"architecture {architecture!r} is neither built here nor in transformers {transformers.__version__}, and "
-            "the model's folder brings no code for it (config.json has no auto_map); a newer transformers may have it"
+            f"architecture {architecture!r} is neither in rustvllm nor in transformers {transformers.__version__}, and "
+            "the model's folder has no code for it (config.json has no auto_map); a newer transformers may have it"
         )
     elif not trust_remote_code:
         raise ModelLoadError(
-            f"architecture {architecture!r} is neither built here nor in transformers {transformers.__version__}; the "
-            f"model brings Python code of its own ({code[_AUTO_MODEL]}), which runs only with --trust-remote-code: "
-            "read it first, it would have all rights of this process"
+            f"architecture {architecture!r} is neither in rustvllm nor in transformers {transformers.__version__}; the "
+            f"model's folder has Python code for it ({code[_AUTO_MODEL]}), which only runs with --trust-remote-code: "
+            "read that code first, because it gets all rights of this process"
         )
     else:
         config_class, model_class = _remote_classes(code, architecture, folder)
@@ -66,7 +66,7 @@ def find_model_code(
         return config_class.from_dict(values), model_class
     except Exception as error:  # whatever a configuration class checks, it raises errors of its own
         raise ModelLoadError(
-            f"config.json: transformers' {config_class.__name__} refuses it: {_one_line(error)}"
+            f"transformers' {config_class.__name__} rejects this config.json: {_one_line(error)}"
         ) from error
 
 
@@ -80,7 +80,7 @@ def _remote_classes(auto_map: Mapping[str, Any], architecture: str, folder: Path
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     if folder is None:
-        raise ModelLoadError(f"the code of {architecture!r} cannot be found: there is no folder")
+        raise ModelLoadError(f"the code of {architecture!r} cannot be found, because there is no folder")
     try:
         model_class: Any = get_class_from_dynamic_module(auto_map[_AUTO_MODEL], str(folder))
         if isinstance(auto_map.get(_AUTO_CONFIG), str):

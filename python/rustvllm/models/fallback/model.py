@@ -134,17 +134,19 @@ class TransformersForCausalLM(CausalLM):
     def _refuse_other_state(self, outline: PreTrainedModel) -> None:
         """Refuse what keeps anything of earlier tokens besides keys and values, as far as the modules show it."""
         if outline.config.is_encoder_decoder:
-            raise self._unreachable("it is an encoder and a decoder, and only decoders are served")
+            raise self._unreachable("it is an encoder-decoder model, and rustvllm only serves decoders")
         if outline._is_stateful:  # noqa: SLF001 -- transformers' only word for it
-            raise self._unreachable("it keeps a recurrent state, which the paged KV cache has no place for")
+            raise self._unreachable("it keeps a recurrent state, which the paged KV cache cannot hold")
         for name, module in outline.named_modules():
             if isinstance(module, nn.Conv1d | nn.RNNBase):
                 raise self._unreachable(f"{name} ({type(module).__name__}) mixes tokens outside attention")
         decoder = _decoder_of(outline)
         if decoder is outline:
-            raise self._unreachable("it has no decoder apart from its head")
+            raise self._unreachable("its decoder cannot be separated from its head")
         if "position_ids" not in inspect.signature(type(decoder).forward).parameters:
-            raise self._unreachable("it takes no position_ids, so tokens of several sequences cannot be told apart")
+            raise self._unreachable(
+                "it does not accept position_ids, so it cannot tell the tokens of several sequences apart"
+            )
 
     def _trace(self, outline: PreTrainedModel) -> tuple[list[LayerShape], int, type]:
         """Every attention layer in order, the width of the logits, and the class of what the decoder returns."""
@@ -162,14 +164,13 @@ class TransformersForCausalLM(CausalLM):
         except UnreachableAttentionError as error:
             raise self._unreachable(str(error)) from error
         except Exception as error:  # the model's code meets what it was not made for
-            raise self._unreachable(f"running it without weights fails: {_one_line(error)}") from error
+            raise self._unreachable(f"a run without weights fails: {_one_line(error)}") from error
         finally:
             hook.remove()
         config = outline.config.get_text_config(decoder=True)
         if len(trace.layers) != config.num_hidden_layers:
             raise self._unreachable(
-                f"{len(trace.layers)} of its {config.num_hidden_layers} layers attend through transformers' attention "
-                "interface"
+                f"{len(trace.layers)} of its {config.num_hidden_layers} layers use transformers' attention interface"
             )
         if len({layer.num_kv_heads for layer in trace.layers}) > 1:
             raise self._unreachable("its layers have different numbers of KV heads")
@@ -179,8 +180,8 @@ class TransformersForCausalLM(CausalLM):
 
     def _unreachable(self, why: str) -> ModelLoadError:
         return ModelLoadError(
-            f"transformers' modelling code of {self.architecture} cannot run over the paged KV cache: {why}; serve an "
-            "architecture that rustvllm has, or one whose layers all attend through transformers' attention interface"
+            f"transformers' modelling code of {self.architecture} cannot run over the paged KV cache: {why}; use an "
+            "architecture that rustvllm has, or one whose layers all use transformers' attention interface"
         )
 
     def forward(
@@ -293,7 +294,7 @@ class TransformersForCausalLM(CausalLM):
         if not bool((moved <= _SELF_CHECK_TOLERANCE[dtype]).all()):  # a NaN fails, too
             raise self._unreachable(
                 f"a token's result depends on its neighbours or on its prompt's chunks (by {float(moved.max()):.3g} of "
-                "its length): something besides attention reads other tokens, or counts them"
+                "its length): something other than attention reads or counts other tokens"
             )
 
 
@@ -372,8 +373,8 @@ def _conversions(model: PreTrainedModel) -> _Conversions:
         if not stacks or len(transform.target_patterns) != 1:
             names = ", ".join(kind.__name__ for kind in kinds)
             raise ModelLoadError(
-                f"{type(model).__name__}: its checkpoints are stored in another form than it computes in ({names} of "
-                f"{', '.join(transform.source_patterns)}), which is not built here"
+                f"{type(model).__name__}: its checkpoints have another format than the model's parameters ({names} of "
+                f"{', '.join(transform.source_patterns)}), which rustvllm cannot convert"
             )
         merges[transform.target_patterns[0]] = list(transform.source_patterns)
     return _Conversions(renamings, merges)

@@ -170,10 +170,10 @@ class AttentionTrace:
         if strange:
             raise UnreachableAttentionError(f"{name} asks attention for {', '.join(strange)}")
         if not isinstance(mask, Tensor) or mask.device.type != "cpu":
-            raise UnreachableAttentionError(f"{name} makes its attention mask itself")
+            raise UnreachableAttentionError(f"{name} makes its own attention mask")
         window = self._windows.get(mask.untyped_storage().data_ptr(), -1)
         if window == -1:
-            raise UnreachableAttentionError(f"{name} makes its attention mask itself")
+            raise UnreachableAttentionError(f"{name} makes its own attention mask")
         batch, num_heads, num_tokens, key_dim = query.shape
         num_kv_heads, value_dim = key.shape[1], value.shape[3]
         expected_key = (1, num_kv_heads, NUM_TRACED_TOKENS, key_dim)
@@ -184,8 +184,8 @@ class AttentionTrace:
             or num_heads % num_kv_heads
         ):
             raise UnreachableAttentionError(
-                f"{name} attends with shapes {list(query.shape)}, {list(key.shape)} and {list(value.shape)}, where the "
-                "tokens of a step and their heads were expected"
+                f"{name} attends with shapes {list(query.shape)}, {list(key.shape)} and {list(value.shape)}, but the "
+                "shapes must be those of a step's tokens and their heads"
             )
         soft_cap = options.get("softcap")
         self.layers.append(

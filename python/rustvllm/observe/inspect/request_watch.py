@@ -65,7 +65,9 @@ class RequestWatch:
 
     def _begin(self, request_id: str, now: int) -> None:
         if len(self._sink.watches) >= MAX_WATCHES and request_id not in self._sink.watches:
-            raise InvalidRequestError(f"{MAX_WATCHES} requests are watched already, no more are; try again later")
+            raise InvalidRequestError(
+                f"{MAX_WATCHES} requests are already watched, which is the limit; try again later"
+            )
         was_unwatched = not self._sink.watches
         self._sink.watches[request_id] = _Watch(request_id, now)
         if not was_unwatched:
@@ -81,7 +83,7 @@ class RequestWatch:
         self._engine.flush()  # what happened outside of steps
         watch = self._sink.watches.get(request_id)
         if watch is None:
-            raise InvalidRequestError(f"request {request_id!r} is not watched, or no longer: begin again", "request_id")
+            raise InvalidRequestError(f"request {request_id!r} is not watched, or no longer; begin again", "request_id")
         watch.last_asked_ns = now
         with self._sink.lock:  # front ends of the same process write, too
             kept = list(enumerate(watch.journey.records, watch.journey.num_dropped))

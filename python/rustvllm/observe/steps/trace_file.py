@@ -55,7 +55,7 @@ class StepTrace:
             self._file.writelines(lines)
             self._file.flush()
         except OSError as error:
-            logger.error("step_trace_file %s ends here, it cannot be written: %s", self._path, error.strerror)  # noqa: TRY400
+            logger.error("step_trace_file %s ends here, because it cannot be written: %s", self._path, error.strerror)  # noqa: TRY400
             self._close()
 
     def close(self) -> None:

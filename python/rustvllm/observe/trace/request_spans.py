@@ -124,6 +124,6 @@ def _make_exporter(endpoint: str) -> Any:
 
 def _not_installed(error: ImportError) -> ConfigError:
     return ConfigError(
-        f"otlp_traces_endpoint needs OpenTelemetry's SDK and exporter, which are not here ({error}): "
-        "pip install 'rustvllm[otel]', or leave the endpoint out"
+        f"otlp_traces_endpoint needs OpenTelemetry's SDK and exporter, which cannot be imported ({error}): pip install "
+        "'rustvllm[otel]', or leave the endpoint out"
     )

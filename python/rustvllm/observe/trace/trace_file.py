@@ -97,7 +97,7 @@ class TraceFile:
                 written = os.write(self._descriptor, data)
                 if written < len(data):
                     _take_back(self._descriptor, written)
-                    raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were taken")
+                    raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were written")
             except OSError as error:
                 self._give_up(error)
 
@@ -194,7 +194,7 @@ class TraceFile:
         self._num_bytes += len(line)
 
     def _give_up(self, error: OSError) -> None:
-        logger.error("trace_file %s ends here, it cannot be written: %s", self._path, error.strerror)
+        logger.error("trace_file %s ends here, because it cannot be written: %s", self._path, error.strerror)
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)

@@ -27,8 +27,8 @@ def check_repeats(request: CompletionRequest, params: SamplingParams, model: Ser
     for name in ("echo", "return_token_ids"):
         if getattr(request, name) and size > MAX_REPEATED:
             raise InvalidRequestError(
-                f"{name} would repeat prompts of {size // n} characters or tokens in n={n} choices, {size} together; "
-                f"at most {MAX_REPEATED} are possible: ask for fewer choices, or without {name}.",
+                f"{name} would repeat prompts of {size // n} characters or tokens in each of n={n} choices, {size} in "
+                f"all; the limit is {MAX_REPEATED}: ask for fewer choices, or leave {name} out.",
                 name,
             )
     if params.prompt_logprobs is None or n * len(prompts) == 1:  # the engine has a limit for one prompt

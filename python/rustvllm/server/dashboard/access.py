@@ -35,13 +35,15 @@ def check_access(request: Request, access: DashboardAccess) -> None:
         raise DashboardOffError("The live page is off (--disable-dashboard).")
     if access == "remote":
         raise DashboardOffError(
-            "The live page is off because this server listens for other machines too; start it with "
+            "The live page is off because this server is reachable from other machines; start it with "
             "--enable-dashboard to serve the page anyway (and with --api-key: every viewer of the page sees every "
             "request)."
         )
     origin = request.headers.get("origin")
     if origin is not None and _host_of(origin) != request.headers.get("host", ""):
-        raise DashboardForbiddenError(f"Only the live page itself may call this, not a page of {origin[:128]!r}.")
+        raise DashboardForbiddenError(
+            f"Only the live page itself may call this endpoint, not a page of {origin[:128]!r}."
+        )
 
 
 def _host_of(origin: str) -> str | None:

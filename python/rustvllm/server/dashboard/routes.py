@@ -48,7 +48,7 @@ async def history(request: Request) -> Response:
     check_access(request, _state(request).settings.dashboard)
     text = request.query_params.get("since", "0")
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
-        raise BadRequestError(f"since must be the number of a point, got {text[:80]!r}.", param="since")
+        raise BadRequestError(f"since must be the number of a data point, got {text[:80]!r}.", param="since")
     feed: StateFeed = request.app.state.dashboard_feed
     return Response(feed.history.as_json(int(text)), media_type="application/json", headers=DATA_HEADERS)
 

@@ -57,8 +57,8 @@ def _root(state: ServerState) -> Path:
     root = state.settings.lora_root
     if root is None or state.model.engine.config.lora is None:
         raise AdapterNotFoundError(
-            "This server loads no adapters over HTTP: start it with --enable-lora and --lora-root FOLDER, the folder "
-            "that has them."
+            "This server does not load adapters over HTTP: start it with --enable-lora and --lora-root FOLDER, the "
+            "folder that contains them."
         )
     return Path(root)
 
@@ -102,6 +102,7 @@ def _folder_below(root: Path, name: str, given: str) -> Path:
 
 def _outside(given: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"lora_path {given!r:.200} leads out of the folder of --lora-root; adapters are loaded from below it alone.",
+        f"lora_path {given!r:.200} is outside the folder of --lora-root; the server only loads adapters from inside "
+        "it.",
         "lora_path",
     )

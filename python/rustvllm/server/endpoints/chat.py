@@ -187,9 +187,8 @@ class ChatFace(Face[ChatCompletionRequest]):
             )
         if self.model.turn_formats.reasoning_ids is None:
             raise InvalidRequestError(
-                "thinking_token_budget needs a model that marks its reasoning with single tokens, which the server "
-                "knows from the chat template or --reasoning-parser; leave it out, and limit the answer with "
-                "max_tokens.",
+                "thinking_token_budget needs a model that marks its reasoning with single tokens, as the chat "
+                "template or --reasoning-parser shows; leave it out, and limit the answer with max_tokens.",
                 "thinking_token_budget",
             )
         return asked

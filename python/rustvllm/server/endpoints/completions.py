@@ -63,8 +63,8 @@ class CompletionFace(Face[CompletionRequest]):
             return None
         if request.use_beam_search:
             raise InvalidRequestError(
-                "logprobs with echo cannot be used with use_beam_search, which has none of the prompt: leave one of "
-                "them out.",
+                "logprobs with echo cannot be used with use_beam_search, because beam search computes no "
+                "log-probabilities of the prompt: leave one of them out.",
                 "logprobs",
             )
         return request.logprobs

@@ -117,7 +117,8 @@ def _part_text(where: str, part: dict[str, Any]) -> str:
     kind = part.get("type", "text" if "text" in part else None)
     if kind in _MEDIA_PARTS:
         raise InvalidRequestError(
-            f"{where} has the type {kind!r}, which is not supported yet; this server takes text parts only.", "messages"
+            f"{where} has the type {kind!r}, which is not supported yet; this server only accepts text parts.",
+            "messages",
         )
     key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
@@ -132,7 +133,7 @@ def _part_text(where: str, part: dict[str, Any]) -> str:
 def _build_tool_call(index: int, call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise InvalidRequestError(f"messages[{index}].tool_calls must hold functions with a name.", "messages")
+        raise InvalidRequestError(f"messages[{index}].tool_calls must contain functions with a name.", "messages")
     return {**call, "function": {**function, "arguments": _arguments(function)}}
 
 
@@ -145,8 +146,8 @@ def _arguments(function: dict[str, Any]) -> dict[str, Any]:
             arguments = None
         if not isinstance(arguments, dict):
             logger.warning(
-                "the arguments of a call of %.64r in a conversation are not a JSON object: the template gets an empty "
-                "object",
+                "the arguments of a call of %.64r in a conversation are not a JSON object: the chat template receives "
+                "an empty object",
                 function["name"],
             )
     return arguments if isinstance(arguments, dict) else {}
@@ -219,8 +220,8 @@ def _check_template(template: str | None, state: "ServerState") -> None:
         return
     if not state.settings.trust_request_chat_template:
         raise InvalidRequestError(
-            "This server does not take chat templates from requests; "
-            "start it with --trust-request-chat-template to allow that.",
+            "This server does not accept chat templates from requests; start it with --trust-request-chat-template to "
+            "allow them.",
             "chat_template",
         )
     if len(template) > MAX_TEMPLATE_CHARS:

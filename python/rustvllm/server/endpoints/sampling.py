@@ -62,8 +62,8 @@ def build_sampling_params(
         entries = getattr(request, row.name)
         if row.kind != "words" and entries is not None and len(entries) > model.vocab_size:
             raise InvalidRequestError(
-                f"{row.name} has {len(entries)} entries, more than the vocabulary has tokens ({model.vocab_size}): "
-                "name each token once.",
+                f"{row.name} has {len(entries)} entries, but the vocabulary has only {model.vocab_size} tokens: name "
+                "each token once.",
                 row.name,
             )
     # How a model is best drawn from says nothing about a search.
@@ -109,8 +109,8 @@ def check_num_choices(num_prompts: int, params: SamplingParams) -> None:
     if num_prompts * num_samples > MAX_CHOICES:
         name = "n" if params.best_of is None else "best_of"
         raise InvalidRequestError(
-            f"{num_prompts} prompts with {name}={num_samples} are {num_prompts * num_samples} choices; "
-            f"one request may have {MAX_CHOICES}.",
+            f"{num_prompts} prompts with {name}={num_samples} are {num_prompts * num_samples} choices; the limit per "
+            f"request is {MAX_CHOICES}.",
             "prompt" if num_samples == 1 else name,
         )
 
@@ -121,7 +121,7 @@ def _biases(name: str, biases: dict[str, Any], vocab_size: int) -> dict[int, flo
     for key, value in biases.items():
         if not _INTEGER.fullmatch(key) or not 0 <= int(key) < vocab_size:
             raise InvalidRequestError(
-                f"{name} has the key {key[:32]!r}; keys must be token ids from 0 to {vocab_size - 1}.", name
+                f"{name} has the key {key[:32]!r}, but keys must be token ids from 0 to {vocab_size - 1}.", name
             )
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
             raise InvalidRequestError(f"{name}[{key}] must be a number.", name)
@@ -140,6 +140,6 @@ def _extra_args(arguments: dict[str, Any]) -> dict[str, Any]:
                 )
             if isinstance(item, int) and not -(2**63) <= item < 2**63:
                 raise InvalidRequestError(
-                    f"vllm_xargs[{name[:32]!r}] holds an integer that does not fit into 64 bits.", "vllm_xargs"
+                    f"vllm_xargs[{name[:32]!r}] contains an integer that does not fit into 64 bits.", "vllm_xargs"
                 )
     return arguments

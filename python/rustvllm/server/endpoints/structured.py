@@ -31,13 +31,13 @@ def read_structured_outputs(request: GenerationRequest) -> StructuredOutputsPara
         return by_format
     if by_format is not None:
         raise InvalidRequestError(
-            "response_format and structured_outputs both say what the answer must be: send one of them.",
+            "response_format and structured_outputs both set the format of the answer: send only one of them.",
             "structured_outputs",
         )
     unknown = sorted(request.structured_outputs.keys() - set(_FIELDS))
     if unknown:
         raise InvalidRequestError(
-            f"structured_outputs has the field {unknown[0]:.64}; possible are {', '.join(_FIELDS)}.",
+            f"structured_outputs has the unknown field {unknown[0]:.64}; the fields are {', '.join(_FIELDS)}.",
             "structured_outputs",
         )
     given = {name: value for name, value in request.structured_outputs.items() if value is not None}
@@ -78,12 +78,12 @@ def _schema(asked: object) -> Mapping[str, Any] | bool:
     """The schema of ``json_schema``."""
     if not isinstance(asked, Mapping):
         raise InvalidRequestError(
-            "response_format of type json_schema needs json_schema with a name and a schema.", "response_format"
+            "response_format of type json_schema needs a json_schema with a name and a schema.", "response_format"
         )
     name, schema = asked.get("name"), asked.get("schema")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"json_schema.name must have 1 to 64 of the characters A-Z a-z 0-9 _ -, got {name!r:.80}.",
+            f"json_schema.name must have 1 to 64 characters out of A-Z a-z 0-9 _ -, got {name!r:.80}.",
             "response_format",
         )
     if not isinstance(schema, Mapping | bool):

@@ -86,7 +86,7 @@ def _check_size(text: str, model: ServedModel, param: str) -> None:
         size = len(text.encode(errors="surrogatepass"))
     if size > limit:
         raise InvalidRequestError(
-            f"The text has at least {size} bytes; at most {limit} can be tokenized at a time: send it in pieces.",
+            f"The text has at least {size} bytes; the limit per request is {limit}: send it in pieces.",
             param,
         )
 
@@ -104,7 +104,7 @@ def _text(tokens: TokenIdList, model: ServedModel) -> str:
     limit = max(MAX_TOKENS, model.max_model_len)
     if len(tokens) > limit:
         raise InvalidRequestError(
-            f"tokens has {len(tokens)} token ids; at most {limit} are possible with this model: send them in pieces.",
+            f"tokens has {len(tokens)} token ids; the limit for this model is {limit}: send them in pieces.",
             "tokens",
         )
     largest, smallest = max(tokens, default=0), min(tokens, default=0)

@@ -65,8 +65,8 @@ def read_tool_use(request: ChatCompletionRequest, formats: TurnFormats, constrai
             return None  # the template may show them all the same, and what the model says of them is text
         known = ", ".join(tool_call_formats())
         raise InvalidRequestError(
-            "tool_choice needs the format of the model's calls, which its chat template does not show: start the "
-            f"server with --tool-call-parser and one of {known}, or leave tool_choice out.",
+            "tool_choice needs to know how the model writes calls, and its chat template does not show this: start "
+            f"the server with --tool-call-parser and one of {known}, or leave tool_choice out.",
             "tool_choice",
         )
     called = [function for name, function in functions.items() if name in names]
@@ -161,13 +161,13 @@ def check_wanted(use: ToolUse, wanted: StructuredOutputsParams | None) -> None:
         return
     if use.must_call:
         raise InvalidRequestError(
-            f"{wanted.param} says what the answer must be, and tool_choice that it is a call: send one of them, or "
+            f"{wanted.param} sets the format of the answer, but tool_choice requires a call: send only one of them, or "
             "tool_choice auto.",
             "tool_choice",
         )
     if wanted.kind not in ("json", "json_object") or wanted.whitespace_pattern is not None:
         raise InvalidRequestError(
-            f"{wanted.param} next to tools may ask for JSON alone: send tool_choice none, or a schema without "
+            f"{wanted.param} with tools may only ask for JSON: send tool_choice none, or a schema without "
             "whitespace_pattern.",
             wanted.param,
         )
@@ -185,7 +185,9 @@ def _schema_text(wanted: StructuredOutputsParams) -> str:
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
-        raise InvalidRequestError(f"The schema of {wanted.param} next to tools must be an object.", wanted.param)
+        raise InvalidRequestError(
+            f"The schema of {wanted.param} must be an object if the request has tools.", wanted.param
+        )
     text = json.dumps(schema)
     _core_tools([("answer", text, True)], wanted.param).check(only_strict=False)
     return text
@@ -205,13 +207,14 @@ def _functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[s
     if not tools:
         raise InvalidRequestError("tools must not be an empty list; leave it out instead.", "tools")
     if len(tools) > MAX_TOOLS:
-        raise InvalidRequestError(f"tools has {len(tools)} entries, at most {MAX_TOOLS} are possible.", "tools")
+        raise InvalidRequestError(f"tools has {len(tools)} entries; the limit is {MAX_TOOLS}.", "tools")
     functions: dict[str, Mapping[str, Any]] = {}
     for index, tool in enumerate(tools):
         function = _function(f"tools[{index}]", tool)
         if function["name"] in functions:
             raise InvalidRequestError(
-                f"tools[{index}].function.name is {function['name']!r}, which another tool has: names must differ.",
+                f"tools[{index}].function.name is {function['name']!r}, which another tool has, too: give each tool "
+                "its own name.",
                 "tools",
             )
         functions[function["name"]] = function
@@ -227,12 +230,12 @@ def _function(where: str, tool: Mapping[str, Any]) -> Mapping[str, Any]:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"{where}.function.name must have 1 to 64 of the characters A-Z a-z 0-9 _ . -, got {name!r:.80}.", "tools"
+            f"{where}.function.name must have 1 to 64 characters out of A-Z a-z 0-9 _ . -, got {name!r:.80}.", "tools"
         )
     parameters, strict = function.get("parameters"), function.get("strict")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise InvalidRequestError(
-            f"{where}.function.parameters must be the schema of an object, got {parameters!r:.80}.", "tools"
+            f"{where}.function.parameters must be a JSON schema of an object, got {parameters!r:.80}.", "tools"
         )
     if strict is not None and not isinstance(strict, bool):
         raise InvalidRequestError(f"{where}.function.strict must be true or false, got {strict!r:.80}.", "tools")
@@ -261,7 +264,7 @@ def _read_choice(choice: object, functions: Mapping[str, Any]) -> tuple[Mode, se
         if choice.get("type") == "allowed_tools":
             return _read_allowed(choice.get("allowed_tools"), functions)
     raise InvalidRequestError(
-        "tool_choice must be none, auto, required, or an object of the type function (with function.name) or "
+        "tool_choice must be none, auto, required, or an object of type function (with function.name) or "
         f"allowed_tools, got {choice!r:.80}.",
         "tool_choice",
     )
@@ -293,6 +296,7 @@ def _named(where: str, choice: object, functions: Mapping[str, Any]) -> str:
     if not isinstance(name, str) or name not in functions:
         known = ", ".join(list(functions)[:8])
         raise InvalidRequestError(
-            f"{where}.function.name must be that of one of the tools ({known:.400}), got {name!r:.80}.", "tool_choice"
+            f"{where}.function.name must be the name of one of the tools ({known:.400}), got {name!r:.80}.",
+            "tool_choice",
         )
     return name

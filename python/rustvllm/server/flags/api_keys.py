@@ -33,7 +33,8 @@ def api_keys(args: argparse.Namespace) -> dict[str, int]:
         for number, key in enumerate(keys, 1):
             if key in of_file:
                 raise ConfigError(
-                    f"--api-key-file {args.api_key_file}: it has key {number} of --api-key, too; give it in one place"
+                    f"--api-key-file {args.api_key_file}: it repeats key {number} of --api-key; give each key in one "
+                    "place"
                 )
         keys |= of_file
     return keys
@@ -60,14 +61,14 @@ def read_api_key_file(path: str) -> dict[str, int]:
         key, *others = words
         _check(key, f"{where}: the key")
         if len(others) > 1:
-            raise ConfigError(f"{where}: has {len(words)} words, but a line has a key and at most its weight")
+            raise ConfigError(f"{where}: has {len(words)} words, but a line has one key, and optionally its weight")
         if key in keys:
             raise ConfigError(f"{where}: repeats the key of line {lines[key]}; each key has one weight")
         keys[key], lines[key] = _weight(others[0], where) if others else 1, number
     if not keys:
-        raise ConfigError(f"--api-key-file {path}: it has no key; leave the flag out to serve without one")
+        raise ConfigError(f"--api-key-file {path}: the file has no key; leave the flag out to serve without a key")
     if len(keys) > MAX_KEYS:
-        raise ConfigError(f"--api-key-file {path}: it has {len(keys)} keys, at most {MAX_KEYS} are taken")
+        raise ConfigError(f"--api-key-file {path}: it has {len(keys)} keys; the limit is {MAX_KEYS}")
     return keys
 
 
@@ -81,7 +82,7 @@ def _weight(word: str, where: str) -> int:
 def _check(key: str, what: str) -> None:
     if not key:
         raise ConfigError(
-            f"{what} is empty, perhaps a variable that is not set; leave the flag out to serve without a key"
+            f"{what} is empty, perhaps because a variable is not set; leave the flag out to serve without a key"
         )
     if any(character.isspace() or not character.isprintable() for character in key):
-        raise ConfigError(f"{what} holds a space or a control character, which no client can send")
+        raise ConfigError(f"{what} contains a space or a control character, which no client can send")

@@ -169,7 +169,7 @@ def _cors_settings(args: argparse.Namespace) -> CorsSettings:
         }
         for flag, is_given in others.items():
             if is_given:
-                raise ConfigError(f"{flag} needs --allowed-origins: without it no page may call this server")
+                raise ConfigError(f"{flag} needs --allowed-origins: without it, no web page may call this server")
     return settings
 
 
@@ -184,11 +184,11 @@ def _tls_settings(args: argparse.Namespace) -> TlsSettings | None:
         }
         for flag, value in others.items():
             if value:
-                raise ConfigError(f"{flag} needs --ssl-certfile: without a certificate there is no TLS")
+                raise ConfigError(f"{flag} needs --ssl-certfile: TLS needs a certificate")
         return None
     if args.ssl_cert_reqs and args.ssl_ca_certs is None:
         raise ConfigError(
-            f"--ssl-cert-reqs {args.ssl_cert_reqs} needs --ssl-ca-certs: clients' certificates are checked with it"
+            f"--ssl-cert-reqs {args.ssl_cert_reqs} needs --ssl-ca-certs, which verify the clients' certificates"
         )
     return TlsSettings(
         certfile=args.ssl_certfile,
@@ -235,8 +235,8 @@ def _host(text: Any) -> str:
         except ValueError:
             pass
     raise argparse.ArgumentTypeError(
-        "a host is a name such as llm.example.com or *.example.com, or an address, without scheme and port, or *, got "
-        f"{text!r}"
+        "a host must be a name such as llm.example.com or *.example.com, or an address, both without scheme and port, "
+        f"or *, got {text!r}"
     )
 
 
@@ -252,7 +252,7 @@ def _origin(text: Any) -> str:
         if parts.scheme and parts.netloc and f"{parts.scheme}://{parts.netloc}" == text and "@" not in text:
             return text
     raise argparse.ArgumentTypeError(
-        f"an origin is scheme://host or scheme://host:port without a path, or *, got {text!r}"
+        f"an origin must be scheme://host or scheme://host:port, without a path, or *, got {text!r}"
     )
 
 
@@ -277,7 +277,7 @@ def _path(text: Any) -> str:
 def _import_path(text: str) -> str:
     if all(part.isidentifier() for part in text.split(".")) and "." in text:
         return text
-    raise argparse.ArgumentTypeError(f"must be module.name of a class or a function, got {text!r}")
+    raise argparse.ArgumentTypeError(f"must name a class or a function as module.name, got {text!r}")
 
 
 def _cert_reqs(text: str) -> int:

@@ -99,7 +99,9 @@ def request_log_settings(args: argparse.Namespace) -> RequestLogSettings:
         ConfigError: Outputs without requests.
     """
     if args.enable_log_outputs and not args.enable_log_requests:
-        raise ConfigError("--enable-log-outputs needs --enable-log-requests: an output's line names its request")
+        raise ConfigError(
+            "--enable-log-outputs needs --enable-log-requests: a logged output refers to its logged request"
+        )
     return RequestLogSettings(args.enable_log_requests, args.enable_log_outputs, args.max_log_len)
 
 

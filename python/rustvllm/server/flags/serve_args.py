@@ -205,13 +205,15 @@ def read_chat_template(value: str | None) -> str | None:
 
 def _metrics_prefix(text: str) -> str:
     if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*|", text):
-        raise argparse.ArgumentTypeError(f"must be letters, digits, _ and :, with no digit first, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"must consist of letters, digits, _ and :, and not begin with a digit, got {text!r}"
+        )
     return text
 
 
 def _root_path(text: str) -> str:
     if text and (not text.startswith("/") or text.endswith("/") or not text.isascii() or not text.isprintable()):
-        raise argparse.ArgumentTypeError(f"must begin with / and not end with it, such as /models/a, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must begin with / and not end with /, such as /models/a, got {text!r}")
     return text
 
 
@@ -222,7 +224,7 @@ def _folder(text: str) -> str:
     except (OSError, RuntimeError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"cannot be read: {error}") from None
     if not is_folder:
-        raise argparse.ArgumentTypeError(f"must be a folder, but there is none at {folder}")
+        raise argparse.ArgumentTypeError(f"must be a folder, but there is no folder {folder}")
     return str(folder)
 
 

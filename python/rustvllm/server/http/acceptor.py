@@ -117,7 +117,7 @@ class Acceptor:
             )
         except OSError as error:  # no TLS, or gone already
             connection.close()
-            logger.debug("a connection did not begin: %s", error)
+            logger.debug("a new connection failed: %s", error)
 
     def _pause(self, why: str) -> None:
         self._complain(f"no connection is accepted until others end: {why}")

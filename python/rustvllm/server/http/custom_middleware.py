@@ -26,8 +26,8 @@ def add_custom_middleware(app: FastAPI, paths: tuple[str, ...]) -> None:
             app.middleware("http")(found)
         else:
             raise ConfigError(
-                f"--middleware {path} must name a class that takes the ASGI application, or a coroutine function of "
-                f"request and call_next; it is {type(found).__name__}"
+                f"--middleware {path} must name a class that takes the ASGI application, or a coroutine function that "
+                f"takes request and call_next; it is {type(found).__name__}"
             )
 
 

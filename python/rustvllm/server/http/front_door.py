@@ -102,13 +102,13 @@ class HostCheck:
         if self._allowed is not None and not (name is not None and is_among(name, self._allowed)):
             return UnknownHostError(
                 f"This server does not answer to the host {shown}. Use localhost or 127.0.0.1, or start the server "
-                "with --allowed-hosts and the names that it has (--allowed-hosts '*': any)."
+                "with --allowed-hosts and its host names (--allowed-hosts '*' allows any)."
             )
         if self._local_pages and is_own_page(scope):
             return UnknownHostError(
-                f"The live page is for this machine, which is not called {shown}; open it under localhost or "
-                "127.0.0.1, or start the server with --enable-dashboard to have it under any name that the server "
-                "answers to (--allowed-hosts)."
+                f"The live page is only for this machine, and {shown} is not a name of it; open the page at localhost "
+                "or 127.0.0.1, or start the server with --enable-dashboard to serve it under every allowed name "
+                "(--allowed-hosts)."
             )
         return None
 
@@ -210,7 +210,7 @@ class FrontDoor:
                     message = await receive()
             except TimeoutError:
                 raise BodyTooSlowError(
-                    f"No data of the request's body arrived for {BODY_SILENCE_SECONDS:g} seconds."
+                    f"The server received no data of the request's body for {BODY_SILENCE_SECONDS:g} seconds."
                 ) from None
             is_whole = not message.get("more_body", False)
             received += len(message.get("body", b""))
@@ -222,7 +222,7 @@ class FrontDoor:
 
     def _too_large(self, size: str) -> BodyTooLargeError:
         return BodyTooLargeError(
-            f"The body is {size}; this server takes {self._max_body_bytes} bytes at most (--max-body-bytes)."
+            f"The body is {size}; this server accepts at most {self._max_body_bytes} bytes (--max-body-bytes)."
         )
 
 

@@ -31,14 +31,16 @@ def create_ssl_context(settings: TlsSettings) -> ssl.SSLContext:
             context.load_verify_locations(settings.ca_certs)
         except (ssl.SSLError, OSError) as error:
             raise ConfigError(
-                f"--ssl-ca-certs {settings.ca_certs} holds no certificates in PEM form: {error}"
+                f"--ssl-ca-certs {settings.ca_certs} has no certificates in PEM format: {error}"
             ) from error
     context.verify_mode = ssl.VerifyMode(settings.cert_reqs)
     if settings.ciphers is not None:
         try:
             context.set_ciphers(settings.ciphers)
         except ssl.SSLError as error:
-            raise ConfigError(f"--ssl-ciphers {settings.ciphers!r} names no cipher that OpenSSL has here") from error
+            raise ConfigError(
+                f"--ssl-ciphers {settings.ciphers!r} names no cipher that the installed OpenSSL supports"
+            ) from error
     return context
 
 
@@ -55,10 +57,10 @@ async def keep_fresh(context: ssl.SSLContext, settings: TlsSettings) -> None:
             _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
             _load_certificate(context, settings)
         except ConfigError as error:  # perhaps one file is new and the other not yet
-            logger.warning("cannot read the certificate again, the old one stays: %s", error)
+            logger.warning("cannot reload the certificate, so the old one stays in use: %s", error)
         else:
             seen = stamp
-            logger.info("read the certificate %s again", settings.certfile)
+            logger.info("reloaded the certificate %s", settings.certfile)
 
 
 def _stamp(settings: TlsSettings) -> tuple[tuple[int, int] | None, ...]:
@@ -79,7 +81,7 @@ def _load_certificate(context: ssl.SSLContext, settings: TlsSettings) -> None:
     _check_readable("--ssl-keyfile", key)
 
     def no_password() -> NoReturn:
-        raise ConfigError(f"the private key in {key} is encrypted; give one that is not, readable by this user alone")
+        raise ConfigError(f"the private key in {key} is encrypted; use an unencrypted key that only this user can read")
 
     try:
         context.load_cert_chain(settings.certfile, settings.keyfile, password=no_password)

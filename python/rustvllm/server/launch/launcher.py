@@ -171,8 +171,8 @@ class Launcher:
         if len(gpus) < num_engines * size:
             each = "a GPU" if size == 1 else f"{size} GPUs (--tensor-parallel-size)"
             raise ConfigError(
-                f"--data-parallel-size {num_engines} needs {each} for each engine, but {len(gpus)} can be used here: "
-                "lower it, or see CUDA_VISIBLE_DEVICES"
+                f"--data-parallel-size {num_engines} needs {each} for each engine, but this machine has {len(gpus)} "
+                "that can be used: lower it, or check CUDA_VISIBLE_DEVICES"
             )
         return [",".join(gpus[rank * size : (rank + 1) * size]) for rank in range(num_engines)]
 
@@ -368,7 +368,7 @@ class Launcher:
         if self._deadline is None or time.monotonic() < self._deadline:
             return
         for child in self._apis.values() or self._engines.values():
-            logger.warning("the %s did not end in time and is killed", child.name)
+            logger.warning("the %s did not end in time; killing it", child.name)
             child.signal(signal.SIGKILL)
         self._deadline = time.monotonic() + ENGINE_STOP_SECONDS
 

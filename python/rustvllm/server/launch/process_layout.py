@@ -83,8 +83,8 @@ class ProcessLayout:
         """A machine that serves nothing: its ranks are started for an engine on another one."""
         if not args.headless:
             raise ConfigError(
-                f"--node-rank {args.node_rank} is a machine whose engine is on node 0, so it serves no API: add "
-                "--headless"
+                f"--node-rank {args.node_rank} only runs ranks, because the engine is on node 0, so this machine "
+                "cannot serve the API: add --headless"
             )
         others = {
             "--engine-address": bool(args.engine_address),
@@ -93,8 +93,8 @@ class ProcessLayout:
         for flag, is_given in others.items():
             if is_given:
                 raise ConfigError(
-                    f"--node-rank {args.node_rank} follows the engine of node 0 and has none of its own: leave {flag} "
-                    "out"
+                    f"--node-rank {args.node_rank} has no engine of its own, because the engine is on node 0: leave "
+                    f"{flag} out"
                 )
         secret = read_secret(args.engine_secret_file)
         _check_node_secret(secret, getattr(args, "nnodes", 1))
@@ -104,8 +104,8 @@ class ProcessLayout:
 def _check_node_secret(secret: bytes | None, nnodes: int) -> None:
     if secret is None:
         raise ConfigError(
-            f"--nnodes {nnodes} needs a secret of 16 bytes or more that each machine knows: set "
-            "RUSTVLLM_ENGINE_SECRET, or --engine-secret-file; make one with: openssl rand -hex 32"
+            f"--nnodes {nnodes} needs a secret of 16 bytes or more on each machine: set RUSTVLLM_ENGINE_SECRET, or "
+            "--engine-secret-file; make one with: openssl rand -hex 32"
         )
 
 
@@ -121,8 +121,8 @@ def _refuse_what_needs_processes(args: argparse.Namespace, *, is_headless: bool)
     for flag, is_given in others.items():
         if is_given:
             raise ConfigError(
-                f"--disable-frontend-multiprocessing puts one API and one engine into one process, and {flag} needs "
-                "several: leave one of them out"
+                f"--disable-frontend-multiprocessing runs one API and one engine in one process, but {flag} needs "
+                "several processes: leave one of them out"
             )
 
 
@@ -130,8 +130,8 @@ def _check_count(data_parallel_size: int | None, num_addresses: int, *, is_headl
     num_engines = (data_parallel_size or 1) if is_headless else (data_parallel_size or num_addresses)
     if num_engines != num_addresses:
         raise ConfigError(
-            f"--data-parallel-size {num_engines} needs as many engine addresses, in the order of the engines, got "
-            f"{num_addresses}"
+            f"--data-parallel-size {num_engines} needs the same number of engine addresses, in the order of the "
+            f"engines, got {num_addresses}"
         )
 
 
@@ -141,6 +141,6 @@ def _refuse_engine_flags(args: argparse.Namespace) -> None:
     for name in names:
         if hasattr(args, name) and name not in _OF_FRONT_ENDS:
             raise ConfigError(
-                f"{name} is an engine setting, and --engine-address names an engine that runs already: pass it to the "
+                f"{name} is an engine setting, but --engine-address names an engine that already runs: pass it to the "
                 "--headless process, or leave --engine-address out"
             )

@@ -69,7 +69,7 @@ class StallGuard:
                     return None
                 if probe(self._address) == SILENT:
                     return f"engine {self._rank} has not answered since it was ready: {error}"
-                logger.warning("engine %d cannot be watched yet: %s", self._rank, error)
+                logger.warning("cannot watch engine %d yet: %s", self._rank, error)
         watch = StallWatch(self._stall_timeout)
         while not self._stopped.wait(LOOK_SECONDS):
             (health,) = self._client.health()

@@ -30,7 +30,7 @@ def field_error(exc: ValidationError, within: tuple[int | str, ...] = ()) -> Inv
         limits = first["ctx"]
         count, most = limits["actual_length"], limits["max_length"]
         given = f"more than {most}" if count is None else count
-        return InvalidRequestError(f"{path} has {given} entries, at most {most} are possible: send fewer.", param)
+        return InvalidRequestError(f"{path} has {given} entries; the limit is {most}: send fewer.", param)
     if kind == "missing" and param == "prompt" and isinstance(value, dict) and value.get("prompt_embeds"):
         return InvalidRequestError(
             "prompt_embeds is not supported yet; send text or token ids as prompt.", "prompt_embeds"

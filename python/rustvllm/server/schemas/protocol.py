@@ -100,7 +100,7 @@ def parse_prompts(value: Any) -> list[str | TokenIdList]:
     if _is_ids(value):
         return [_compact(value, "holds")]
     if len(value) > MAX_CHOICES:
-        raise ValueError(f"has {len(value)} prompts; one request may have at most {MAX_CHOICES}")
+        raise ValueError(f"has {len(value)} prompts; the limit per request is {MAX_CHOICES}")
     prompts: list[str | TokenIdList] = []
     for index, item in enumerate(value):
         if isinstance(item, str):
@@ -109,9 +109,9 @@ def parse_prompts(value: Any) -> list[str | TokenIdList]:
             prompts.append(_compact(item, f"element {index} holds"))
         elif isinstance(item, list):
             wrong = next(element for element in item if type(element) is not int)
-            raise ValueError(f"element {index} must hold integer token ids only, but holds {_kind(wrong)}")
+            raise ValueError(f"element {index} must only contain integer token ids, but contains {_kind(wrong)}")
         else:
-            raise ValueError(f"element {index} is {_kind(item)}, expected a string or token ids")
+            raise ValueError(f"element {index} must be a string or token ids, but is {_kind(item)}")
     if len({isinstance(prompt, str) for prompt in prompts}) > 1:
         raise ValueError("must not mix strings and token ids")
     return prompts

@@ -138,7 +138,7 @@ def refuse_unbuilt(request: BaseModel, refusals: Refusals) -> None:
     for name in request.model_extra or ():
         if name not in refusals and name not in _logged_names and len(_logged_names) < _MAX_NAMES_LOGGED:
             _logged_names.add(name)
-            logger.warning("request field %.64r is not known and is ignored (logged once)", name)
+            logger.warning("ignoring the unknown request field %.64r (logged once)", name)
 
 
 def _check_num_containers(body: bytes) -> None:
@@ -149,7 +149,7 @@ def _check_num_containers(body: bytes) -> None:
     count = bare.count(b"[") + bare.count(b"{")
     if count > MAX_CONTAINERS:
         raise BadRequestError(
-            f"The body holds {count} lists and objects; at most {MAX_CONTAINERS} are allowed: send several requests."
+            f"The body has {count} lists and objects; the limit is {MAX_CONTAINERS}: split it into several requests."
         )
 
 
@@ -171,8 +171,8 @@ def _check_num_values(request: BaseModel) -> None:
                     waiting += item.values() if isinstance(item, dict) else item
         if left < 0:
             raise InvalidRequestError(
-                f"The body holds more than {MAX_FREE_VALUES} values in {str(name)[:64]} and the fields before it; "
-                f"at most {MAX_FREE_VALUES} are allowed: send fewer messages, tools or variables.",
+                f"The body has more than {MAX_FREE_VALUES} values in {str(name)[:64]} and the fields before it, which "
+                "is the limit: send fewer messages, tools or variables.",
                 str(name)[:64],
             )
 

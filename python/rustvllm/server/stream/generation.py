@@ -202,7 +202,7 @@ class Generation:
                 await asyncio.sleep(0)
                 num_read = 0
         if len(last) < num_prompts or len(samples) < num_prompts * n:
-            raise RequestFailedError("The request was ended before it produced anything.")
+            raise RequestFailedError("The request ended before it produced any output.")
         return [last[index] for index in sorted(last)], [samples[index] for index in sorted(samples)]
 
 

@@ -72,8 +72,8 @@ class Captures(Generic[Size]):
             raise
         except RuntimeError as error:
             raise DeviceFailedError(
-                f"a CUDA graph of {self._describe(size)} failed while it was captured ({str(error).splitlines()[0]}), "
-                "after which the device is not to be relied on: set enforce_eager"
+                f"a CUDA graph of {self._describe(size)} could not be captured ({str(error).splitlines()[0]}), and the "
+                "device may no longer work correctly: set enforce_eager"
             ) from error
 
     def capture_all(self, sizes: Sequence[Size], on_progress: Callable[[int, int], object]) -> None:
@@ -100,7 +100,7 @@ class Captures(Generic[Size]):
             graph = self._recorder.capture(forward)
         except BaseException as error:
             self.has_failed = True
-            logger.warning("CUDA graphs: one of %s could not be captured (%s)", self._describe(size), error)
+            logger.warning("CUDA graphs: the graph of %s could not be captured (%s)", self._describe(size), error)
             raise
         self._forwards.append(forward)
         self._graphs[size] = graph

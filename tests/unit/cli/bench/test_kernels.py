@@ -50,7 +50,7 @@ def test_one_kernel_for_people(capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--device", "cuda"], "no GPU can be used here"),
+        (["--device", "cuda"], "needs a GPU, but this machine has none that can be used"),
         (["--output-json", "/no/such/folder/file"], "cannot write --output-json"),
         (["--num-rounds", "0"], "0"),
         (["--shape", "gpt9"], "gpt9"),

@@ -65,9 +65,9 @@ def test_chosen_lengths_always_fit():
     ("given", "says"),
     [
         ({"given_input": 500, "given_output": 100}, "up to 600 tokens"),
-        ({"given_input": 512}, "do not fit into the server's context of 512"),
-        ({"given_output": 512}, "do not fit into the server's context of 512"),
-        ({"prefix_len": 512}, "do not fit into the server's context of 512"),
+        ({"given_input": 512}, "do not fit into the server's context length of 512"),
+        ({"given_output": 512}, "do not fit into the server's context length of 512"),
+        ({"prefix_len": 512}, "do not fit into the server's context length of 512"),
     ],
 )
 def test_what_cannot_fit_is_refused_by_name(given, says):

@@ -43,7 +43,7 @@ def test_a_debug_build_is_refused(capsys, monkeypatch, argv):
     monkeypatch.setattr(_core, "build_profile", "debug")
     assert main(["bench", *argv]) == 1
     captured = capsys.readouterr()
-    assert "the core is a debug build, whose times mean nothing; build it for release" in captured.err
+    assert "the core is a debug build, whose times are meaningless; make a release build" in captured.err
     assert captured.out == ""
 
 

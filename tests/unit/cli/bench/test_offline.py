@@ -102,10 +102,10 @@ def test_startup(capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["throughput", *SIM, "--input-len", "500", "--output-len", "13"], "more than the model's 512 tokens together"),
+        (["throughput", *SIM, "--input-len", "500", "--output-len", "13"], "exceed the model's 512 tokens"),
         (["latency", *SIM, "--input-len", "8", "--output-len", "2", "--output-json", "/no/such/x"], "cannot write"),
         (["throughput", "--model", "/no/such/folder"], "/no/such/folder"),
-        (["startup", "--", "--port", "70000"], "was not ready; it printed last: rustvllm serve: error:"),
+        (["startup", "--", "--port", "70000"], "did not become ready; its last output: rustvllm serve: error:"),
     ],
 )
 def test_what_cannot_be_run(capsys, argv, message):

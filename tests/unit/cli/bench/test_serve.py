@@ -213,7 +213,7 @@ def test_what_cannot_be_run(capsys, argv, message):
         (["--dataset-name", "repeat", "--random-input-len", "0"], "must be a whole number between 1 and"),
         (["--goodput", "itl:3"], "must be like ttft:200,tpot:30,e2el:5000"),
         (["--goodput", "ttft"], "must be like ttft:200"),
-        (["--percentile-metrics", "ttft,x"], "must be some of ttft, tpot, itl, e2el"),
+        (["--percentile-metrics", "ttft,x"], "must be one or more of ttft, tpot, itl, e2el"),
         (["--metric-percentiles", "101"], "must be numbers from 0 to 100"),
         (["--metric-percentiles", "many"], "must be numbers from 0 to 100"),
         (["--extra-body", "[]"], "must be a JSON object, got '[]'"),

@@ -51,7 +51,7 @@ def test_a_tokenizer_counts_answers_and_leaves_out_what_is_too_short_or_too_long
     [
         ("{", "is not valid JSON"),
         ("{}", "must hold a list of conversations, not dict"),
-        ("[]", "has no conversation of two turns"),
+        ("[]", "has no usable conversation of two turns"),
     ],
 )
 def test_files_that_are_none(write, content, message):
