@@ -164,6 +164,8 @@ def main() -> None:
     use_tokenizer(args.tokenizer)
     scenes = make_scenes(args)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        logs = args.log_folder or Path(folder)
+        logs.mkdir(parents=True, exist_ok=True)
         model = args.model or Path(folder) / "scripted"
         script = [token_id for scene in scenes.values() for token_id in scene.script()]
         asked = f"--text {' '.join(args.text)} --tokens {args.tokens} --streams {' '.join(map(str, args.streams))}"
@@ -189,7 +191,7 @@ def main() -> None:
                 "drafts": drafts_of(name),
             }
             environment = environment_of(name.partition("-")[0], python, args.num_threads)
-            engine = Engine(name, python, settings, environment, (args.log_folder or Path(folder)) / f"{name}.log")
+            engine = Engine(name, python, settings, environment, logs / f"{name}.log")
             engines[name] = stack.enter_context(engine)
             print(f"{name} loaded in {engine.load_seconds:.1f} s", file=sys.stderr, flush=True)
         results = []

@@ -284,6 +284,7 @@ def main() -> None:
             write(model, args.tokenizer or tokenizer)
         vocab_size = vocab_size_of(model)
         logs = args.log_folder or Path(folder)
+        logs.mkdir(parents=True, exist_ok=True)
         common = {
             "model": str(model),
             "dtype": args.dtype,
