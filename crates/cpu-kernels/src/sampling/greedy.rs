@@ -39,22 +39,16 @@ fn largest<E: Number>(row: &[E]) -> i32 {
 
 /// None if one of them is NaN.
 fn largest_of_block<E: Number>(block: &[E]) -> Option<f32> {
-    // Numbers of 32 bits all: with truth values among them the compiler takes vectors apart.
-    let (mut most, mut doubts) = ([f32::NEG_INFINITY; LANES], [0_u32; LANES]);
+    let (mut most, mut are_numbers) = ([f32::NEG_INFINITY; LANES], [true; LANES]);
     let (whole, rest) = block.as_chunks::<LANES>();
-    for lanes in whole {
-        for lane in 0..LANES {
-            let x = lanes[lane].widen();
-            most[lane] = if x > most[lane] { x } else { most[lane] };
-            doubts[lane] |= u32::from(x.is_nan());
+    for lanes in whole.iter().map(<[E; LANES]>::as_slice).chain([rest]) {
+        for ((x, most), are_numbers) in lanes.iter().zip(&mut most).zip(&mut are_numbers) {
+            let x = x.widen();
+            *most = if x > *most { x } else { *most };
+            *are_numbers &= !x.is_nan();
         }
     }
-    for (lane, x) in rest.iter().enumerate() {
-        let x = x.widen();
-        most[lane] = if x > most[lane] { x } else { most[lane] };
-        doubts[lane] |= u32::from(x.is_nan());
-    }
-    let all = doubts.iter().all(|&doubt| doubt == 0);
+    let all = are_numbers.iter().all(|&are_numbers| are_numbers);
     all.then(|| most.iter().fold(f32::NEG_INFINITY, |most, &x| if x > most { x } else { most }))
 }
 

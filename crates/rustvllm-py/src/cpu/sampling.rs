@@ -12,7 +12,10 @@ use pyo3::{
     types::PyDict,
 };
 
-use crate::{cpu::threads::CpuThreads, scheduler::buffers::native_buffer};
+use crate::{
+    cpu::{arrays::expect_aligned, threads::CpuThreads},
+    scheduler::buffers::native_buffer,
+};
 
 /// Logits from which on other threads of Python get their turn meanwhile.
 const MIN_LOGITS_TO_DETACH: usize = 1 << 14;
@@ -39,9 +42,7 @@ fn draw_token_ids(
     uniforms: &Bound<'_, PyAny>,
     numbers: &Bound<'_, PyDict>,
 ) -> PyResult<Vec<i64>> {
-    let logits = writable_logits(logits)?;
-    let (num_rows, vocab_size) = (logits.shape()[0], logits.shape()[1]);
-    let rows = checked_rows(column(py, "rows", rows, None)?, num_rows)?;
+    let LogitRows { logits, vocab_size, rows } = LogitRows::new(py, logits, rows)?;
     let len = Some(rows.len());
     if vocab_size == 0 && !rows.is_empty() {
         return Err(PyValueError::new_err("logits of no ids cannot be drawn from"));
@@ -68,9 +69,7 @@ fn mask_logits(
     rows: &Bound<'_, PyAny>,
     bitmask: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    let logits = writable_logits(logits)?;
-    let (num_rows, vocab_size) = (logits.shape()[0], logits.shape()[1]);
-    let rows = checked_rows(column(py, "rows", rows, None)?, num_rows)?;
+    let LogitRows { logits, vocab_size, rows } = LogitRows::new(py, logits, rows)?;
     let masks = native_buffer::<i32>(bitmask)
         .map_err(|error| PyTypeError::new_err(format!("bitmask must be an array of int32: {error}")))?;
     let expected = [rows.len(), vocab_size.div_ceil(32)];
@@ -102,9 +101,7 @@ fn penalize_logits(
     output_counts: &Bound<'_, PyAny>,
     prompt_mask: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    let logits = writable_logits(logits)?;
-    let (num_rows, vocab_size) = (logits.shape()[0], logits.shape()[1]);
-    let rows = checked_rows(column(py, "rows", rows, None)?, num_rows)?;
+    let LogitRows { logits, vocab_size, rows } = LogitRows::new(py, logits, rows)?;
     let len = Some(rows.len());
     let slots: Vec<i64> = column(py, "slots", slots, len)?;
     let [presence, frequency, repetition] =
@@ -141,6 +138,23 @@ fn penalize_logits(
     Ok(())
 }
 
+/// Logits that may be written, and those of their rows that a call is for.
+struct LogitRows {
+    /// `[n, vocab_size]`
+    logits: PyBuffer<f32>,
+    vocab_size: usize,
+    rows: Vec<usize>,
+}
+
+impl LogitRows {
+    fn new(py: Python<'_>, logits: &Bound<'_, PyAny>, rows: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let logits = writable_logits(logits)?;
+        let (num_rows, vocab_size) = (logits.shape()[0], logits.shape()[1]);
+        let rows = checked_rows(column(py, "rows", rows, None)?, num_rows)?;
+        Ok(Self { logits, vocab_size, rows })
+    }
+}
+
 /// Something for each id of each slot: `[capacity, vocab_size]`, contiguous and aligned.
 fn table<T: Element>(name: &str, array: &Bound<'_, PyAny>, vocab_size: usize) -> PyResult<PyBuffer<T>> {
     let table = native_buffer::<T>(array)
@@ -151,9 +165,7 @@ fn table<T: Element>(name: &str, array: &Bound<'_, PyAny>, vocab_size: usize) ->
             table.shape()
         )));
     }
-    if table.item_count() > 0 && !table.buf_ptr().cast::<T>().is_aligned() {
-        return Err(PyValueError::new_err(format!("{name} is not aligned to its elements")));
-    }
+    expect_aligned(name, &table)?;
     Ok(table)
 }
 
@@ -181,9 +193,7 @@ fn writable_logits(logits: &Bound<'_, PyAny>) -> PyResult<PyBuffer<f32>> {
     if logits.readonly() || !logits.is_c_contiguous() {
         return Err(PyValueError::new_err("logits must be writable and C-contiguous"));
     }
-    if logits.item_count() > 0 && !logits.buf_ptr().cast::<f32>().is_aligned() {
-        return Err(PyValueError::new_err("logits are not aligned to their elements"));
-    }
+    expect_aligned("logits", &logits)?;
     Ok(logits)
 }
 
