@@ -69,7 +69,7 @@ fn check(row: &[f32], options: RowOptions) {
     let at_most = kept_weights(row, RowOptions { top_p, ..options });
     let total: f64 = weights.iter().sum();
     for passes in Passes::available() {
-        let id = passes.draw(&mut row.to_vec(), options).expect("a finite row");
+        let id = passes.draw(row, options).expect("a finite row");
         assert!(at_most[id] > 0.0, "{} draws {id}, which was cut off, {options:?}", passes.name());
         let before: f64 = weights[..id].iter().sum::<f64>() / total;
         let after = before + weights[id] / total;
@@ -118,9 +118,7 @@ proptest! {
 fn drawn(row: &[f32], options: RowOptions) -> Vec<usize> {
     let uniforms = (0..1000).map(|part| f64::from(part) / 1000.0);
     let mut ids: Vec<usize> = uniforms
-        .map(|uniform| {
-            Passes::best().draw(&mut row.to_vec(), RowOptions { uniform, ..options }).expect("finite")
-        })
+        .map(|uniform| Passes::best().draw(row, RowOptions { uniform, ..options }).expect("finite"))
         .collect();
     ids.sort_unstable();
     ids.dedup();
@@ -161,13 +159,13 @@ fn a_row_without_a_distribution_gives_nothing() {
             RowOptions { top_n_sigma: 1.0, ..PLAIN },
         ] {
             for passes in Passes::available() {
-                assert_eq!(passes.draw(&mut row.clone(), options), None, "{row:?}");
+                assert_eq!(passes.draw(&row, options), None, "{row:?}");
             }
         }
     }
 }
 
-/// Rows of any order, on any number of threads, next to rows that are not drawn from.
+/// Rows of any order, on any number of threads.
 #[test]
 fn a_row_is_drawn_as_if_it_were_alone() {
     let (vocab_size, num_rows) = (3001, 40);
@@ -183,19 +181,14 @@ fn a_row_is_drawn_as_if_it_were_alone() {
     let alone: Vec<i64> = logits
         .chunks(vocab_size)
         .zip(&options)
-        .map(|(row, options)| Passes::best().draw(&mut row.to_vec(), *options).expect("finite") as i64)
+        .map(|(row, options)| Passes::best().draw(row, *options).expect("finite") as i64)
         .collect();
     let rows: Vec<usize> = (0..num_rows).rev().filter(|row| row % 5 != 1).collect();
     let chosen: Vec<RowOptions> = rows.iter().map(|&row| options[row]).collect();
     for num_threads in [1, 3] {
         let threads = Threads::new(num_threads).expect("threads");
-        let (mut copy, mut out) = (logits.clone(), vec![-7; rows.len()]);
-        draw(&mut copy, vocab_size, &rows, &chosen, &threads, &mut out);
+        let mut out = vec![-7; rows.len()];
+        draw(&logits, vocab_size, &rows, &chosen, &threads, &mut out);
         assert_eq!(out, rows.iter().map(|&row| alone[row]).collect::<Vec<_>>());
-        assert_eq!(
-            copy[vocab_size..2 * vocab_size],
-            logits[vocab_size..2 * vocab_size],
-            "row 1 is left alone"
-        );
     }
 }

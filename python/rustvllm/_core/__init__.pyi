@@ -50,6 +50,7 @@ from rustvllm._core._sampling import draw_kernel as draw_kernel
 from rustvllm._core._sampling import draw_token_ids as draw_token_ids
 from rustvllm._core._sampling import mask_logits as mask_logits
 from rustvllm._core._sampling import penalize_logits as penalize_logits
+from rustvllm._core._sampling import score_token_ids as score_token_ids
 from rustvllm._core._step_channel import FollowedStep as FollowedStep
 from rustvllm._core._step_channel import NodeLink as NodeLink
 from rustvllm._core._step_channel import RankMeeting as RankMeeting
@@ -125,6 +126,7 @@ __all__ = [
     "reasoning_formats",
     "reasoning_markers",
     "rms_norm",
+    "score_token_ids",
     "served_model",
     "step_buffer_spec",
     "tool_call_format_facts",

@@ -55,7 +55,7 @@ def draw_token_ids(
     uniforms: npt.NDArray[np.float64],
     numbers: dict[str, npt.NDArray[Any]],
 ) -> list[int]:
-    """An id drawn from each of ``rows`` of ``logits``, which are overwritten; −1 without a finite distribution.
+    """An id drawn from each of ``rows`` of ``logits``; −1 without a finite distribution.
 
     ``numbers``: temperature and filters by their names in ``SAMPLING_NUMBERS``, float32 or int64 as the columns are;
     one left out has its default. What equals the smallest logit that is kept is kept too.
@@ -91,6 +91,24 @@ def penalize_logits(
     ``slots`` and the three penalties are ``[len(rows)]``; ``output_counts`` and ``prompt_mask`` are ``[capacity,
     vocab_size]``, and a row's slot is its place in them. Raises as ``draw_token_ids`` does, and ``ValueError`` for a
     slot that is not there.
+    """
+
+def score_token_ids(
+    threads: CpuThreads,
+    logits: npt.NDArray[np.float32],
+    rows: npt.NDArray[np.int64],
+    token_ids: npt.NDArray[np.int64],
+    is_normalized: bool,
+    ids: npt.NDArray[np.int32],
+    values: npt.NDArray[np.float32],
+    ranks: npt.NDArray[np.int32],
+) -> None:
+    """Write how likely one token of each of ``rows`` is, and which are the likeliest.
+
+    ``token_ids`` and ``ranks`` are ``[len(rows)]``; ``ids`` and ``values`` are ``[len(rows), 1 + k]``: the token, then
+    the ``k`` largest logits, of equal ones the first id first. Values are log-probabilities if ``is_normalized``, and
+    otherwise logits; a rank is 1 + the number of larger logits. Raises as ``draw_token_ids`` does, and ``ValueError``
+    for an id that is not there.
     """
 
 def draw_kernel() -> Literal["avx512", "avx2", "portable"]:

@@ -1,4 +1,7 @@
-"""Drawing on the CPU by the core: masks, penalties, temperature, filters and the draw, in few passes, none a sort."""
+"""Sampling on the CPU by the core, in few passes over the logits, none a sort.
+
+Masks, penalties, temperature, filters and the draw, and log-probabilities.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from rustvllm.sample.random import counter_uniform
 
 
 class CpuDraw:
-    """Draws with some threads.
+    """Samples with some threads.
 
     Args:
         threads: Those that share the rows.
@@ -43,7 +46,7 @@ class CpuDraw:
         """An id for each of some rows.
 
         Args:
-            logits: float32 ``[n, vocab_size]``, contiguous; the rows that are drawn from are overwritten.
+            logits: float32 ``[n, vocab_size]``, contiguous.
             rows: int64 ``[m]``, each once.
             temperature: float32 ``[m]``, above 0.
             metadata: Seeds, positions and filters of the ``m`` rows.
@@ -62,3 +65,22 @@ class CpuDraw:
             {name: values.numpy() for name, values in numbers.items()},
         )
         return torch.tensor(ids, dtype=torch.int64)
+
+    def score(
+        self, logits: Tensor, rows: Tensor, token_ids: Tensor, count: int, *, is_normalized: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One token of each of some rows and the likeliest ones; see ``scorer.TokenScores``.
+
+        Args:
+            logits: float32 ``[n, vocab_size]``, contiguous.
+            rows: int64 ``[m]``, each once.
+            token_ids: int64 ``[m]``.
+            count: How many of the likeliest, at most ``vocab_size``.
+            is_normalized: Give log-probabilities, not logits.
+        """
+        ids = torch.empty((len(rows), 1 + count), dtype=torch.int32)
+        values = torch.empty(ids.shape, dtype=torch.float32)
+        ranks = torch.empty(len(rows), dtype=torch.int32)
+        arrays = (logits.numpy(), rows.numpy(), token_ids.numpy())
+        _core.score_token_ids(self._threads, *arrays, is_normalized, ids.numpy(), values.numpy(), ranks.numpy())
+        return ids, values, ranks

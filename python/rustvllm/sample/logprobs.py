@@ -1,7 +1,7 @@
 """Log-probabilities of sampled tokens, of the rows that ask: of the raw logits, before anything changes them, or of
 what is drawn from.
 
-Cost: one log-softmax and one top-k over the rows that ask; nothing for a batch without such rows.
+``scorer`` computes them; here is what goes in and comes out.
 """
 
 from __future__ import annotations
@@ -77,17 +77,6 @@ class ProcessedLogits:
         self.values = torch.where(is_random, logits[places], self.values)
 
 
-def raw_logits(logits: Tensor, metadata: LogprobsMetadata) -> Tensor:
-    """The asking rows, float32 ``[m, vocab_size]``: a copy, taken before the sampler changes the logits."""
-    return logits.index_select(0, metadata.rows).to(torch.float32)
-
-
-def raw_logprobs(logits: Tensor, metadata: LogprobsMetadata) -> Tensor:
-    """Log-softmax of the asking rows, float32 ``[m, vocab_size]``; taken before the sampler changes the logits."""
-    asking = logits if metadata.host_rows.size == logits.shape[0] else logits.index_select(0, metadata.rows)
-    return asking.log_softmax(dim=-1, dtype=torch.float32)
-
-
 @dataclass(frozen=True, slots=True)
 class GatheredLogprobs:
     """What is to be said of the tokens that were sampled, where it was computed.
@@ -107,52 +96,3 @@ class GatheredLogprobs:
         unwanted = np.arange(all_ids.shape[1] - 1)[None, :] >= num_logprobs[:, None]
         all_ids[:, 1:][unwanted] = -1
         return LogprobsArrays(self.metadata.host_rows, all_ids, all_values, ranks)
-
-
-def gather_logprobs(raw: Tensor, token_ids: Tensor, metadata: LogprobsMetadata) -> GatheredLogprobs:
-    """What is to be said of the tokens that were sampled; the host waits for nothing.
-
-    Args:
-        raw: float32 ``[m, vocab_size]``: log-probabilities, or logits where these are what is wanted.
-        token_ids: int64 ``[n]``, sampled, of all rows.
-        metadata: Which rows ask.
-    """
-    sampled = token_ids.index_select(0, metadata.rows)[:, None]  # [m, 1]
-    own = raw.gather(1, sampled)  # [m, 1]
-    ranks = (raw > own).sum(dim=-1) + 1  # [m]
-    most = min(int(metadata.num_logprobs.max()), raw.shape[-1])
-    values, ids = largest(raw, most)  # [m, most]
-    all_ids = torch.cat((sampled, ids), dim=1).to(torch.int32)
-    return GatheredLogprobs(metadata, (all_ids, torch.cat((own, values), dim=1), ranks.to(torch.int32)))
-
-
-def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest numbers of each row and their places, largest first, and of equal ones the first place first.
-
-    ``topk`` alone takes and orders equal ones by how many are asked for, which other rows may decide.
-
-    Args:
-        values: float32 ``[m, n]``.
-        count: How many, at most ``n``.
-    """
-    if values.device.type != "cpu":  # where a look at what was found would wait for the device
-        return _largest_of_pairs(values, count)
-    found, ids = values.topk(min(count + 1, values.shape[-1]), dim=-1)
-    is_cut = torch.zeros(len(values), dtype=torch.bool)
-    if 0 < count < found.shape[1]:
-        is_cut = found[:, count - 1] == found[:, count]
-    ids, order = ids[:, :count].sort(dim=-1)
-    found, order = found[:, :count].gather(-1, order).sort(dim=-1, descending=True, stable=True)
-    ids = ids.gather(-1, order)
-    if is_cut.any():  # there are more that equal the last one
-        found[is_cut], ids[is_cut] = _largest_of_pairs(values[is_cut], count)
-    return found, ids
-
-
-def _largest_of_pairs(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """As ``largest``, from numbers that a value and its place are together."""
-    bits = (values + 0.0).view(torch.int32)  # of both zeros those of one
-    ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(torch.int64)  # as the numbers are
-    places = torch.arange(values.shape[-1], device=values.device)
-    ids = ordered.mul_(2**32).sub_(places).topk(count, dim=-1).indices
-    return values.gather(-1, ids), ids

@@ -77,6 +77,11 @@ class SamplingMetadata:
         return not self.filters and all(each is None for each in more)
 
     @property
+    def changes_logits(self) -> bool:
+        """Whether the sampler has anything to do that changes logits before it chooses."""
+        return any(each is not None for each in (self.masked_rows, self.penalties, self.rules, self.processors))
+
+    @property
     def all_greedy(self) -> bool:
         """Whether an argmax is all there is to draw."""
         return self.random_rows is None

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rustvllm.sample.logprobs import largest
+from rustvllm.sample.scorer import TokenScores
 
 MAX_ROWS = 256
 MAX_ELEMENTS = 1 << 22
@@ -83,6 +83,7 @@ def prompt_logprobs(
     targets: Tensor,
     num_rows: npt.NDArray[np.int32],
     num_logprobs: npt.NDArray[np.int64],
+    score: Callable[[Tensor, Tensor, int], TokenScores],
 ) -> GatheredPromptLogprobs:
     """What is to be said of the tokens that follow some others; the host waits for nothing.
 
@@ -93,6 +94,7 @@ def prompt_logprobs(
         targets: int ``[n]``, the token that follows each of them, on the device.
         num_rows: int32 ``[s]``, how many of them each request has.
         num_logprobs: int64 ``[s]``, how many of the likeliest tokens each gets in addition to the token itself.
+        score: ``Scorer.score``.
     """
     wanted = 1 + np.minimum(num_logprobs, vocab_size).astype(np.int32)  # [s]
     width_of_row = np.repeat(wanted, num_rows)  # [n]
@@ -101,11 +103,6 @@ def prompt_logprobs(
     for start in range(0, len(hidden), rows_at_a_time):
         end = min(start + rows_at_a_time, len(hidden))
         widths = width_of_row[start:end]
-        logprobs = compute_logits(hidden[start:end]).log_softmax(dim=-1, dtype=torch.float32)
-        own_ids = targets[start:end, None].to(torch.int64)  # [m, 1]
-        own = logprobs.gather(1, own_ids)
-        ranks = (logprobs > own).sum(dim=-1) + 1
-        top, top_ids = largest(logprobs, int(widths.max()) - 1)
-        ids = torch.cat((own_ids, top_ids), dim=1).to(torch.int32)
-        tensors += (ids, torch.cat((own, top), dim=1), ranks.to(torch.int32))
+        own_ids = targets[start:end].to(torch.int64)
+        tensors += score(compute_logits(hidden[start:end]), own_ids, int(widths.max()) - 1)
     return GatheredPromptLogprobs(wanted, width_of_row, tuple(tensors))

@@ -25,10 +25,11 @@ from rustvllm.logger import init_logger
 from rustvllm.lora.store import AdapterStore
 from rustvllm.models.interface import CausalLM
 from rustvllm.sample.grammar_output import GrammarOutput
-from rustvllm.sample.logprobs import GatheredLogprobs, ProcessedLogits, gather_logprobs, raw_logits, raw_logprobs
+from rustvllm.sample.logprobs import GatheredLogprobs, ProcessedLogits
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.prompt_logprobs import GatheredPromptLogprobs, prompt_logprobs
 from rustvllm.sample.sampler import Sampler
+from rustvllm.sample.scorer import Scorer
 from rustvllm.worker.block_copier import BlockCopier
 from rustvllm.worker.device_output import DeviceStepOutput, bring_to_host
 from rustvllm.worker.drafts.model import DraftModel
@@ -80,7 +81,6 @@ class GPUModelRunner:
         device: Of all of these.
         block_size: Tokens per KV block.
         async_scheduling: A step may hold −1 for tokens that the step before it samples.
-        logprobs_mode: What is given as log-probabilities, one of ``config.LOGPROBS_MODES``.
         streams: Of the device; None if it does everything in order, as the CPU does.
         adapters: Of the model; None: it serves none.
         share_ids: Gives every rank that runs the same steps the first one's ids, int32 ``[n]``, which it may write to;
@@ -105,7 +105,6 @@ class GPUModelRunner:
         device: torch.device,
         block_size: int,
         async_scheduling: bool = False,
-        logprobs_mode: str = "raw_logprobs",
         streams: DeviceStreams | None = None,
         adapters: AdapterStore | None = None,
         share_ids: Callable[[Tensor], Tensor] | None = None,
@@ -115,11 +114,10 @@ class GPUModelRunner:
         self.input_batch = input_batch
         self.device = device
         self.block_size = block_size
-        self._logprobs_mode = logprobs_mode
         self.streams = streams
         self.adapters = adapters
         self.share_ids = share_ids
-        self.sampler = Sampler()
+        self.sampler, self.scorer = Sampler(), Scorer()
         self.kv_caches: list[Tensor] = []
         self.block_copier: BlockCopier | None = None
         self.draft_model: DraftModel | None = None
@@ -271,26 +269,16 @@ class GPUModelRunner:
                 rows = self.step_buffers[executed.buffer_index].on_device("sampled_rows", executed.rows.size)
                 self._keep_last(executed, self.last_token_ids[rows])
             return self._hand_over(executed, executed.sampled)
-        metadata, wanted = executed.metadata, executed.metadata.logprobs
-        candidates: Tensor | None = None
-        if wanted is not None:  # the sampler may write into the logits
-            if self._logprobs_mode == "raw_logprobs":
-                candidates = raw_logprobs(executed.logits, wanted)
-            elif self._logprobs_mode == "raw_logits":
-                candidates = raw_logits(executed.logits, wanted)
-            else:
-                metadata = replace(metadata, processed=ProcessedLogits(wanted))
+        metadata = executed.metadata
+        kept = self.scorer.keep_raw(executed.logits, metadata, will_mask=grammar_output is not None)
+        if metadata.logprobs is not None and self.scorer.reads_processed:
+            metadata = replace(metadata, processed=ProcessedLogits(metadata.logprobs))
         if grammar_output is not None:
             self._apply_grammar(executed, executed.logits, grammar_output)
         sampled = self.sampler.sample(executed.logits, metadata)
-        if metadata.processed is not None and metadata.processed.values is not None:
-            candidates = metadata.processed.values
-            if self._logprobs_mode == "processed_logprobs":
-                candidates = candidates.log_softmax(dim=-1)
+        kept = kept or self.scorer.of_processed(metadata)
         token_ids = sampled.clamp(min=0)  # a row without a token ends; until then any id will do
-        logprobs = None
-        if wanted is not None and candidates is not None:
-            logprobs = gather_logprobs(candidates, token_ids, wanted)
+        logprobs = None if kept is None else self.scorer.score_sampled(kept, token_ids)
         sampled = sampled.to(torch.int32)
         if grammar_output is not None and grammar_output.verdicts.any():
             ended = np.flatnonzero(grammar_output.verdicts)
@@ -505,6 +493,7 @@ class GPUModelRunner:
             asked.targets,
             asked.num_rows,
             asked.num_logprobs,
+            self.scorer.score,
         )
 
     def _attention_metadata(self, output: SchedulerOutput, step: StepBuffers) -> AttentionMetadata:

@@ -30,6 +30,7 @@ from rustvllm.model_loader import load_model
 from rustvllm.sample.cpu_draw import CpuDraw
 from rustvllm.sample.logits_processors import load_logits_processors
 from rustvllm.sample.sampler import Sampler
+from rustvllm.sample.scorer import Scorer
 from rustvllm.worker import host_allocator, host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.cpu_decoder import use_core_decoder
@@ -151,7 +152,6 @@ class Worker:
             device=self.device,
             block_size=self.config.cache.block_size,
             async_scheduling=self.config.scheduler.async_scheduling,
-            logprobs_mode=self.config.model.logprobs_mode,
             streams=make_streams(self.device),
             adapters=adapters,
             # With stages no step holds a −1: a request is in one of them at a time.
@@ -159,7 +159,9 @@ class Worker:
             if self.config.scheduler.async_scheduling and self.group.size > 1 and self.stage.count == 1
             else None,
         )
-        self.runner.sampler = Sampler(None if self._threads is None else CpuDraw(self._threads))
+        cpu_draw = None if self._threads is None else CpuDraw(self._threads)
+        self.runner.sampler = Sampler(cpu_draw)
+        self.runner.scorer = Scorer(self.config.model.logprobs_mode, cpu_draw)
         if self.config.draft_model is not None:
             assert self._threads is not None  # of a model on the CPU
             self.runner.draft_model = load_draft_model(

@@ -80,9 +80,9 @@ def test_wrong_arrays_are_refused():
             draw(rows=rows)
     with pytest.raises(ValueError, match=r"top_k must have the shape \[1\], got \[2\]"):
         draw(top_k=np.zeros(2, np.int64))
-    with pytest.raises(TypeError, match="top_k has another dtype"):
+    with pytest.raises(TypeError, match="top_k must be an array of int64"):
         draw(top_k=np.zeros(1, np.float32))
-    with pytest.raises(TypeError, match="top_p has another dtype"):
+    with pytest.raises(TypeError, match="top_p must be an array of float32"):
         draw(top_p=np.zeros(1))
     with pytest.raises(ValueError, match=r"uniforms must have the shape \[1\], got \[3\]"):
         draw(uniforms=np.zeros(3))
@@ -90,7 +90,7 @@ def test_wrong_arrays_are_refused():
         draw(top_q=np.zeros(1))
     with pytest.raises(TypeError, match="float32"):
         draw(np.zeros((2, 3)))
-    with pytest.raises(ValueError, match="2 dimensions"):
+    with pytest.raises(ValueError, match=r"C-contiguous and have the shape \[n, vocab_size\], got \[3\]"):
         draw(np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="C-contiguous"):
         draw(np.zeros((3, 2), np.float32).T)
@@ -98,8 +98,7 @@ def test_wrong_arrays_are_refused():
         draw(np.zeros((2, 0), np.float32))
     read_only = np.zeros((2, 3), np.float32)
     read_only.flags.writeable = False
-    with pytest.raises(ValueError, match="writable"):
-        draw(read_only)
+    assert draw(read_only) == [0]  # nothing is written to them
 
 
 def penalties_of(num_rows, vocab_size, seed):
@@ -149,12 +148,12 @@ def test_wrong_penalties_are_refused_by_the_core():
         penalize(rows=torch.tensor([1, 1]))
     with pytest.raises(ValueError, match=r"presence must have the shape \[2\]"):
         penalize(presence=torch.zeros(3))
-    with pytest.raises(TypeError, match="frequency has another dtype"):
+    with pytest.raises(TypeError, match="frequency must be an array of float32"):
         penalize(frequency=torch.zeros(2, dtype=torch.float64))
     for table in ("output_counts", "prompt_mask"):
         whole = getattr(penalties, table)
         for wrong in (whole[:, 1:].contiguous(), whole.repeat(1, 2)[:, ::2], whole[0]):
             with pytest.raises(ValueError, match=rf"{table} must be C-contiguous and have the shape \[capacity, 40\]"):
                 penalize(**{table: wrong})
-    with pytest.raises(TypeError, match="output_counts has another dtype"):
+    with pytest.raises(TypeError, match="output_counts must be an array of int32"):
         penalize(output_counts=penalties.output_counts.long())

@@ -53,10 +53,14 @@ def test_wrong_arrays_are_refused_by_the_core():
         mask(bitmask=np.zeros((1, 2), np.int64))
     with pytest.raises(TypeError, match="logits must be an array of float32"):
         mask(np.zeros((2, 40)))
-    with pytest.raises(ValueError, match="logits must have 2 dimensions"):
+    with pytest.raises(ValueError, match=r"C-contiguous and have the shape \[n, vocab_size\], got \[40\]"):
         mask(np.zeros(40, np.float32))
-    with pytest.raises(ValueError, match="writable and C-contiguous"):
+    with pytest.raises(ValueError, match="logits must be C-contiguous"):
         mask(np.zeros((40, 2), np.float32).T)
+    read_only = np.zeros((2, 40), np.float32)
+    read_only.flags.writeable = False
+    with pytest.raises(ValueError, match="logits must be writable"):
+        mask(read_only)
 
 
 @pytest.mark.parametrize(

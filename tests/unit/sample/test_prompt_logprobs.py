@@ -4,16 +4,20 @@ import numpy as np
 import pytest
 import torch
 
+from rustvllm import _core
 from rustvllm.logprobs import Logprob, PromptLogprobs
 from rustvllm.sample import prompt_logprobs as module
+from rustvllm.sample.cpu_draw import CpuDraw
 from rustvllm.sample.prompt_logprobs import prompt_logprobs
+from rustvllm.sample.scorer import Scorer
 
 VOCAB = 50
 
 
+@pytest.mark.parametrize("cpu_draw", [None, CpuDraw(_core.CpuThreads(2))], ids=["torch", "core"])
 @pytest.mark.parametrize(("max_rows", "max_elements"), [(256, 1 << 24), (3, 1 << 24), (256, VOCAB * 2), (256, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_they_are_those_of_a_plain_softmax(monkeypatch, dtype, max_rows, max_elements):
+def test_they_are_those_of_a_plain_softmax(monkeypatch, dtype, max_rows, max_elements, cpu_draw):
     monkeypatch.setattr(module, "MAX_ROWS", max_rows)
     monkeypatch.setattr(module, "MAX_ELEMENTS", max_elements)
     torch.manual_seed(1)
@@ -28,7 +32,9 @@ def test_they_are_those_of_a_plain_softmax(monkeypatch, dtype, max_rows, max_ele
 
     targets = torch.randint(0, VOCAB, (9,), dtype=torch.int32)
     num_rows, wanted = np.array([4, 1, 4], np.int32), np.array([3, 0, VOCAB + 9], np.int64)
-    gathered = prompt_logprobs(hidden, compute_logits, VOCAB, targets, num_rows, wanted)
+    gathered = prompt_logprobs(
+        hidden, compute_logits, VOCAB, targets, num_rows, wanted, Scorer(cpu_draw=cpu_draw).score
+    )
     got = gathered.arrays(gathered.tensors)
     assert widest <= max(1, min(max_rows, max_elements // VOCAB))
     assert [array.dtype for array in got.as_tuple()] == [np.int32, np.int32, np.float32, np.int32]

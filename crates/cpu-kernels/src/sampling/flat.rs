@@ -4,7 +4,10 @@
 //! weigh. Of the bin in which the weights reach what is wanted, the logits are looked at once more: that part is halved as
 //! quickselect does, with masses in the place of counts.
 
-use super::{BLOCK, Passes, Row, padded};
+use super::{
+    passes::{BLOCK, Passes, padded},
+    row::Row,
+};
 
 /// Bits of a distance that are not looked at: 7 of its fraction are.
 const SHIFT: u32 = 16;
@@ -43,11 +46,11 @@ pub(super) fn least_kept(row: Row<'_>, passes: &Passes, target: f64, floor: f32)
 
 /// Call `use_one` with each logit of the row, and with what it weighs: nothing below `floor`.
 fn each_weighed(row: Row<'_>, passes: &Passes, floor: f32, mut use_one: impl FnMut(f32, f32)) {
-    let (mut room, mut weights) = ([0.0; BLOCK], [0.0; BLOCK]);
-    for block in row.values.chunks(BLOCK) {
-        // SAFETY: `Passes` are given out only where the machine was found to have their instruction set.
-        unsafe { (passes.weigh)(padded(block, &mut room), row.max, floor, &mut weights) };
-        block.iter().zip(&weights).for_each(|(&value, &weight)| use_one(value, weight));
+    let [mut room, mut tempered, mut weights] = [[0.0; BLOCK]; 3];
+    for block in row.logits.chunks(BLOCK) {
+        passes.weigh(padded(block, &mut room), row.cutoff(floor), &mut tempered, &mut weights);
+        let weighed = tempered.iter().zip(&weights).take(block.len());
+        weighed.for_each(|(&value, &weight)| use_one(value, weight));
     }
 }
 

@@ -1,6 +1,6 @@
-//! Drawing ids on the CPU for Python: arrays in, checked, and the kernel called on their memory in place.
+//! Drawing and scoring ids on the CPU for Python: arrays in, checked, and the kernel called on their memory in place.
 
-use ::cpu_kernels::sampling::{Passes, RowOptions, RowPenalties, draw, mask, penalize};
+use ::cpu_kernels::sampling::{Passes, RowOptions, RowPenalties, Scores, draw, mask, penalize, score};
 use ::scheduler::{
     SamplingParams,
     sampling_params::{FLOAT_NAMES, INT_NAMES, NumberMut},
@@ -24,6 +24,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(draw_token_ids, module)?)?;
     module.add_function(wrap_pyfunction!(mask_logits, module)?)?;
     module.add_function(wrap_pyfunction!(penalize_logits, module)?)?;
+    module.add_function(wrap_pyfunction!(score_token_ids, module)?)?;
     module.add_function(wrap_pyfunction!(draw_kernel, module)?)
 }
 
@@ -53,7 +54,7 @@ fn draw_token_ids(
         params.iter().zip(uniforms).map(|(params, uniform)| row_options(params, uniform)).collect();
     // SAFETY: the view lives until the end of this function. That no other thread of Python touches the logits meanwhile is
     // the caller's part, as with every call of numpy and torch.
-    let values = unsafe { elements(&logits) };
+    let values = unsafe { read_elements(&logits) };
     let mut out = vec![-1; rows.len()];
     detached(py, rows.len() * vocab_size, || {
         draw(values, vocab_size, &rows, &options, &threads.threads, &mut out);
@@ -70,8 +71,7 @@ fn mask_logits(
     bitmask: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let LogitRows { logits, vocab_size, rows } = LogitRows::new(py, logits, rows)?;
-    let masks = native_buffer::<i32>(bitmask)
-        .map_err(|error| PyTypeError::new_err(format!("bitmask must be an array of int32: {error}")))?;
+    let masks = native::<i32>("bitmask", bitmask)?;
     let expected = [rows.len(), vocab_size.div_ceil(32)];
     if masks.shape() != expected {
         return Err(PyValueError::new_err(format!(
@@ -80,6 +80,7 @@ fn mask_logits(
         )));
     }
     let masks = masks.to_vec(py)?;
+    expect_writable("logits", &logits)?;
     // SAFETY: the view lives until the end of this function. That no other thread of Python touches the logits meanwhile is
     // the caller's part, as with every call of numpy and torch.
     let values = unsafe { elements(&logits) };
@@ -110,6 +111,7 @@ fn penalize_logits(
     let (presence, frequency, repetition) = (presence?, frequency?, repetition?);
     let output_counts = table::<i32>("output_counts", output_counts, vocab_size)?;
     let prompt_mask = table::<u8>("prompt_mask", prompt_mask, vocab_size)?;
+    expect_writable("logits", &logits)?;
     // SAFETY: the views live until the end of this function. That no other thread of Python touches these arrays meanwhile is
     // the caller's part, as with every call of numpy and torch.
     let (values, counts, marks) =
@@ -138,7 +140,59 @@ fn penalize_logits(
     Ok(())
 }
 
-/// Logits that may be written, and those of their rows that a call is for.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "three arrays that it reads and three that it writes")]
+fn score_token_ids(
+    py: Python<'_>,
+    threads: &CpuThreads,
+    logits: &Bound<'_, PyAny>,
+    rows: &Bound<'_, PyAny>,
+    token_ids: &Bound<'_, PyAny>,
+    is_normalized: bool,
+    ids: &Bound<'_, PyAny>,
+    values: &Bound<'_, PyAny>,
+    ranks: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let LogitRows { logits, vocab_size, rows } = LogitRows::new(py, logits, rows)?;
+    let token_ids: Vec<i64> = column(py, "token_ids", token_ids, Some(rows.len()))?;
+    let token_ids = token_ids
+        .into_iter()
+        .map(|id| {
+            usize::try_from(id).ok().filter(|&id| id < vocab_size).ok_or_else(|| {
+                PyValueError::new_err(format!("token id {id} is not in 0 to {vocab_size} − 1"))
+            })
+        })
+        .collect::<PyResult<Vec<usize>>>()?;
+    let ids = array::<i32>("ids", ids, 2, "[m, 1 + k]")?;
+    let width = ids.shape()[1];
+    if ids.shape()[0] != rows.len() || width == 0 || width > vocab_size + 1 {
+        let shape = format!("[{}, 1 to {}]", rows.len(), vocab_size + 1);
+        return Err(other_layout("ids", &shape, &ids));
+    }
+    let values = array::<f32>("values", values, 2, "[m, 1 + k]")?;
+    if values.shape() != ids.shape() {
+        return Err(other_layout("values", &format!("{:?}", ids.shape()), &values));
+    }
+    let ranks = array::<i32>("ranks", ranks, 1, "[m]")?;
+    if ranks.shape() != [rows.len()] {
+        return Err(other_layout("ranks", &format!("[{}]", rows.len()), &ranks));
+    }
+    expect_writable("ids", &ids)?;
+    expect_writable("values", &values)?;
+    expect_writable("ranks", &ranks)?;
+    // SAFETY: the views live until the end of this function, and those that are written are writable. That they are four
+    // arrays, and that no other thread of Python touches them meanwhile, is the caller's part, as with every call of numpy
+    // and torch.
+    let (logits, ids, values, ranks) =
+        unsafe { (read_elements(&logits), elements(&ids), elements(&values), elements(&ranks)) };
+    detached(py, rows.len() * vocab_size, || {
+        let scores = Scores { ids: &mut *ids, values: &mut *values, ranks: &mut *ranks };
+        score(logits, vocab_size, &rows, &token_ids, is_normalized, &threads.threads, scores);
+    });
+    Ok(())
+}
+
+/// Logits, and those of their rows that a call is for.
 struct LogitRows {
     /// `[n, vocab_size]`
     logits: PyBuffer<f32>,
@@ -148,63 +202,83 @@ struct LogitRows {
 
 impl LogitRows {
     fn new(py: Python<'_>, logits: &Bound<'_, PyAny>, rows: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let logits = writable_logits(logits)?;
+        let logits = array::<f32>("logits", logits, 2, "[n, vocab_size]")?;
         let (num_rows, vocab_size) = (logits.shape()[0], logits.shape()[1]);
         let rows = checked_rows(column(py, "rows", rows, None)?, num_rows)?;
         Ok(Self { logits, vocab_size, rows })
     }
 }
 
-/// Something for each id of each slot: `[capacity, vocab_size]`, contiguous and aligned.
-fn table<T: Element>(name: &str, array: &Bound<'_, PyAny>, vocab_size: usize) -> PyResult<PyBuffer<T>> {
-    let table = native_buffer::<T>(array)
-        .map_err(|error| PyTypeError::new_err(format!("{name} has another dtype: {error}")))?;
-    if table.dimensions() != 2 || table.shape()[1] != vocab_size || !table.is_c_contiguous() {
-        return Err(PyValueError::new_err(format!(
-            "{name} must be C-contiguous and have the shape [capacity, {vocab_size}], got {:?}",
-            table.shape()
-        )));
+/// Something for each id of each slot: `[capacity, vocab_size]`.
+fn table<T: Element>(name: &str, table: &Bound<'_, PyAny>, vocab_size: usize) -> PyResult<PyBuffer<T>> {
+    let shape = format!("[capacity, {vocab_size}]");
+    let table = array::<T>(name, table, 2, &shape)?;
+    if table.shape()[1] != vocab_size {
+        return Err(other_layout(name, &shape, &table));
     }
-    expect_aligned(name, &table)?;
     Ok(table)
 }
 
-/// The elements of [`table`].
+/// An array of so many dimensions, contiguous and aligned; `shape` is what its shape is called.
+fn array<T: Element>(
+    name: &str,
+    array: &Bound<'_, PyAny>,
+    dimensions: usize,
+    shape: &str,
+) -> PyResult<PyBuffer<T>> {
+    let view = native::<T>(name, array)?;
+    if view.dimensions() != dimensions || !view.is_c_contiguous() {
+        return Err(other_layout(name, shape, &view));
+    }
+    expect_aligned(name, &view)?;
+    Ok(view)
+}
+
+fn other_layout<T: Element>(name: &str, shape: &str, view: &PyBuffer<T>) -> PyErr {
+    PyValueError::new_err(format!(
+        "{name} must be C-contiguous and have the shape {shape}, got {:?}",
+        view.shape()
+    ))
+}
+
+fn native<T: Element>(name: &str, array: &Bound<'_, PyAny>) -> PyResult<PyBuffer<T>> {
+    native_buffer::<T>(array).map_err(|error| {
+        // Of numpy and torch, whose names differ from Rust's.
+        let dtype = match std::any::type_name::<T>() {
+            "f32" => "float32",
+            "f64" => "float64",
+            "i32" => "int32",
+            "i64" => "int64",
+            "u8" => "uint8",
+            other => other,
+        };
+        PyTypeError::new_err(format!("{name} must be an array of {dtype}: {error}"))
+    })
+}
+
+fn expect_writable<T: Element>(name: &str, view: &PyBuffer<T>) -> PyResult<()> {
+    if view.readonly() { Err(PyValueError::new_err(format!("{name} must be writable"))) } else { Ok(()) }
+}
+
+/// The elements of an [`array`].
 ///
 /// # Safety
 /// Nothing writes them while the slice lives, which is no longer than the view does.
-unsafe fn read_elements<T: Element>(table: &PyBuffer<T>) -> &[T] {
-    let count = table.item_count();
-    let start = if count == 0 { std::ptr::dangling() } else { table.buf_ptr().cast::<T>().cast_const() };
+unsafe fn read_elements<T: Element>(view: &PyBuffer<T>) -> &[T] {
+    let count = view.item_count();
+    let start = if count == 0 { std::ptr::dangling() } else { view.buf_ptr().cast::<T>().cast_const() };
     // SAFETY: the view keeps `count` contiguous and aligned elements where they are, as was checked.
     unsafe { std::slice::from_raw_parts(start, count) }
 }
 
-/// Logits that may be written: `[n, vocab_size]`, contiguous and aligned.
-fn writable_logits(logits: &Bound<'_, PyAny>) -> PyResult<PyBuffer<f32>> {
-    let logits = native_buffer::<f32>(logits)
-        .map_err(|error| PyTypeError::new_err(format!("logits must be an array of float32: {error}")))?;
-    if logits.dimensions() != 2 {
-        return Err(PyValueError::new_err(format!(
-            "logits must have 2 dimensions, got {:?}",
-            logits.shape()
-        )));
-    }
-    if logits.readonly() || !logits.is_c_contiguous() {
-        return Err(PyValueError::new_err("logits must be writable and C-contiguous"));
-    }
-    expect_aligned("logits", &logits)?;
-    Ok(logits)
-}
-
-/// The elements of [`writable_logits`].
+/// The elements of an [`array`] that is writable.
 ///
 /// # Safety
 /// Nothing else touches them while the slice lives, which is no longer than the view does.
 #[expect(clippy::mut_from_ref, reason = "the memory is Python's, and the view only names it")]
-unsafe fn elements(logits: &PyBuffer<f32>) -> &mut [f32] {
-    let count = logits.item_count();
-    let start = if count == 0 { std::ptr::dangling_mut() } else { logits.buf_ptr().cast::<f32>() };
+unsafe fn elements<T: Element>(view: &PyBuffer<T>) -> &mut [T] {
+    let count = view.item_count();
+    let start = if count == 0 { std::ptr::dangling_mut() } else { view.buf_ptr().cast::<T>() };
     // SAFETY: the view keeps `count` writable, contiguous and aligned elements where they are, as was checked.
     unsafe { std::slice::from_raw_parts_mut(start, count) }
 }
@@ -267,8 +341,7 @@ fn column<T: Element>(
     array: &Bound<'_, PyAny>,
     len: Option<usize>,
 ) -> PyResult<Vec<T>> {
-    let view: PyBuffer<T> = native_buffer::<T>(array)
-        .map_err(|error| PyTypeError::new_err(format!("{name} has another dtype: {error}")))?;
+    let view = native::<T>(name, array)?;
     if view.dimensions() != 1 || len.is_some_and(|len| view.item_count() != len) {
         let expected = len.map_or_else(|| "[n]".to_owned(), |len| format!("[{len}]"));
         return Err(PyValueError::new_err(format!(
