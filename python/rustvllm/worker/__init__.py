@@ -1,1 +1,1 @@
-"""One device's share of the engine: its memory, its model and the batch that persists between steps."""
+"""The part of the engine that runs on one device: its memory, its model and the batch that persists between steps."""

@@ -1,12 +1,12 @@
 """Moves KV blocks before a step runs: out to CPU memory, back from there, and from one block of the cache to another.
 
-The scheduler says which (``blocks_to_swap_out``, ``blocks_to_swap_in``, ``blocks_to_copy``, as pairs). The order of the
-three lists is part of their meaning: a block that is swapped out may be given away in the same step, so all of them
-are read before any is written; and a block may be copied that was swapped in just before. Within a list the order does
-not matter: no block is the target of two pairs, and none is both source and target.
+The scheduler lists the blocks as pairs: ``blocks_to_swap_out``, ``blocks_to_swap_in`` and ``blocks_to_copy``. The three
+lists must run in this order: a block that is swapped out may be given to another request in the same step, so all of
+them are read before any block is written, and a block that was just swapped in may then be copied. Within a list the
+order does not matter: no block is the target of two pairs, and none is both source and target.
 
-On a GPU all of it runs in a stream of its own, after what was computed so far and before what is computed next. Only
-the last leg of a swap-out waits for neither: blocks stay in pinned memory until they or their place are needed.
+On a GPU the copies run in their own stream, after everything computed so far and before what is computed next. Only the
+last part of a swap-out holds up neither: blocks stay in pinned memory until they, or the memory, are needed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from rustvllm.worker.streams import DeviceStreams, Event
 
 MAX_BYTES_AT_ONCE = 64 << 20
-"""Most bytes that are gathered at a time, of one layer on the CPU and of all on a GPU, which must have them free."""
+"""The most bytes gathered at a time: of one layer on the CPU, of all layers on a GPU, which needs that much free."""
 STAGING_BYTES = 256 << 20
-"""Pinned memory through which swapped blocks pass, at most."""
+"""The most pinned memory that swapped blocks pass through."""
 
 _Blocks = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class _InTransit:
-    """Blocks in pinned memory: on their way out, to go on into the tier; or on their way in, no more to be done."""
+    """Blocks in pinned memory: either on their way out to the CPU tier, or on their way in with nothing left to do."""
 
     staged: Tensor  # [layers, 2, n, block_size, num_kv_heads, head_dim]
     cpu_blocks: _Blocks | None
@@ -45,17 +45,18 @@ class _InTransit:
 
 
 class BlockCopier:
-    """The CPU tier of a KV cache, and the copies between the two.
+    """Holds the CPU tier of a KV cache and copies blocks between the two.
 
     Args:
         kv_caches: One per layer, ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, on the device.
-        num_cpu_blocks: Blocks in CPU memory; 0 when nothing is swapped.
-        streams: Of the device; None if it does everything in order, as the CPU does.
-        max_bytes_at_once: Bound on what is gathered at a time; tests make it small.
-        staging_bytes: Bound on the pinned memory; likewise.
+        num_cpu_blocks: Blocks in CPU memory; 0 if preemption does not swap.
+        streams: The device's streams; None if the device does everything in order, as the CPU does.
+        max_bytes_at_once: Limit on the bytes gathered at a time; tests make it small.
+        staging_bytes: Limit on the pinned memory; tests make it small, too.
 
     Attributes:
-        cpu_caches: One per layer on the host, shaped as the caches with ``num_cpu_blocks`` blocks; none without a tier.
+        cpu_caches: One per layer in CPU memory, shaped like ``kv_caches`` but with ``num_cpu_blocks`` blocks; empty
+            without a CPU tier.
     """
 
     def __init__(
@@ -78,11 +79,11 @@ class BlockCopier:
             shape = (first.shape[0], num_cpu_blocks, *first.shape[2:])
             self.cpu_caches = [zeros_on_host(shape, first.dtype) for _ in self.kv_caches]
         self._staging = torch.empty(0, dtype=first.dtype, device="cpu")
-        self._staged = 0  # elements of it that are in transit
+        self._staged = 0  # how many of its elements are in transit
         self._in_transit: deque[_InTransit] = deque()
         if num_cpu_blocks and streams is not None:
-            # A GPU reads and writes pinned memory many times faster than other memory. This piece of it is enough: the
-            # tier itself would be locked into memory for good, every byte of it from the start.
+            # A GPU reads and writes pinned memory many times faster than other memory. This buffer is enough: pinning
+            # the tier itself would lock all its bytes into memory from the start.
             staged = max(1, min(num_cpu_blocks, staging_bytes // bytes_per_block))
             self._blocks_at_once = min(self._blocks_at_once, staged)
             size = staged * bytes_per_block // first.itemsize
@@ -90,19 +91,19 @@ class BlockCopier:
             self._staging = torch.empty(size, dtype=first.dtype, device="cpu", pin_memory=pin)
 
     def execute(self, output: SchedulerOutput, step: StepBuffers) -> None:
-        """Make the copies of a step, all of each list before the next list, on every layer.
+        """Make the copies of a step on every layer; each list is finished before the next one begins.
 
-        To be called before the model runs. On a GPU the host waits only where it is out of pinned memory, or where what
-        comes back has only just left.
+        Call this before the model runs. On a GPU the host waits only if pinned memory runs out, or if a block that
+        comes back was swapped out just before.
 
         Args:
-            output: Of the scheduler.
+            output: The scheduler's output.
             step: The buffer set of the step.
         """
         if not (output.num_swap_out or output.num_swap_in or output.num_copies):
             return
         swap_out, swap_in, copies = (
-            step.int32(name, length).astype(np.int64).T  # a copy: the arrays are the core's again after the step
+            step.int32(name, length).astype(np.int64).T  # a copy, because the core reuses the arrays after the step
             for name, length in (
                 ("blocks_to_swap_out", output.num_swap_out),
                 ("blocks_to_swap_in", output.num_swap_in),
@@ -152,7 +153,7 @@ class BlockCopier:
             self._bring_back(streams, *swap_in)
             self._copy(*copies)
             streams.compute.wait_event(swaps.record_event())
-            if leaving is not None:  # what is computed next does not wait for that
+            if leaving is not None:  # after the event above, so that the next computation does not wait for this
                 self._fetch(streams, *leaving)
 
     def _fetch(self, streams: DeviceStreams, gathered: list[Tensor], cpu_blocks: _Blocks) -> None:
@@ -175,7 +176,7 @@ class BlockCopier:
             self._in_transit.append(_InTransit(staged, None, streams.swaps.record_event()))
 
     def _take_staging(self, num_blocks: int) -> Tensor:
-        """Pinned memory for blocks of all layers, ``[layers, 2, num_blocks, …]``; waits if there is none left."""
+        """Pinned memory for blocks of all layers, ``[layers, 2, num_blocks, …]``; waits until there is enough."""
         while self._in_transit and self._in_transit[0].arrived.query():
             self._settle_oldest()
         of_layer = self.kv_caches[0].shape
@@ -209,7 +210,7 @@ class BlockCopier:
 
 
 def zeros_on_host(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in CPU memory that take up space only where they are touched."""
-    # numpy takes zeroed pages from the kernel, which come into being when they are touched; torch writes zeros.
+    """Zeros in CPU memory that only take up space once they are touched."""
+    # The kernel gives numpy zeroed pages, which exist only once they are touched; torch would write the zeros.
     flat = np.zeros(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, np.uint8)
     return torch.from_numpy(flat).view(dtype).view(shape)

@@ -1,11 +1,11 @@
-"""All blocks of a model in one call of the Rust core, where each of their parts is the core's already.
+"""Runs all blocks of a model in one call of the Rust core, if the core computes all their parts.
 
-Module by module a step is some eighty calls, each of which Python prepares while the memory waits. The core's one call
-does the same work in the same order, bit for bit but for what the modules let torch do: the turns of heads and the
-gates of MLPs, which here are rounded once, and the angles' sines. The head is part of the call where the core has it,
-too, and so is the choice of the likeliest ids. The modules remain what runs where any part is computed by something
-else, or where ``RUSTVLLM_DECODER=modules`` asks for them. Where ranks share the model, a block is two calls, after each
-of which the ranks add what they have; blocks that have no halves stay with their modules there.
+Module by module, a step is about eighty calls, each of which Python prepares while the memory waits. The single call
+does the same work in the same order. Its results are equal bit for bit, except where the modules use torch: the core
+rounds the rotation of heads and the gates of MLPs only once, and computes the sines of the angles itself. If the core
+has the head, the call also computes the logits, and may choose the likeliest ids. The modules still run where something
+else computes any part, or with ``RUSTVLLM_DECODER=modules``. If ranks share the model, a block is two calls, and after
+each the ranks add their partial sums; there, blocks that cannot be split in halves run as modules.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class CoreDecoder:
     """See ``DecoderKernel``.
 
     Args:
-        core: The blocks, and perhaps the head.
-        row_classes: Of each class of rows, whether the core computes every part.
-        head_classes: Likewise, whether it goes on to the head.
-        outline: The same blocks.
+        core: The blocks, and the head if the core computes it.
+        row_classes: For each class of row counts, whether the core computes every part.
+        head_classes: For each class of row counts, whether the core also computes the head.
+        outline: The same blocks as modules.
 
     Attributes:
-        times: ns of the last step in norms, rotary positions and gates, in products, and in attention.
+        times: Time (ns) of the last step in norms, rotary positions and gates; in products; and in attention.
         adapters: See ``AdaptableDecoder``.
     """
 
@@ -118,7 +118,7 @@ class CoreDecoder:
         return DecoderLogits(logits, ids)
 
     def _core_caches(self, kv_caches: Sequence[Tensor]) -> _core.CpuCaches:
-        """The caches as the core keeps them; those of the last step are known."""
+        """The caches as the core takes them; converted again only if they are not those of the last step."""
         if (
             self._caches is None
             or len(kv_caches) != len(self._caches[0])
@@ -128,7 +128,7 @@ class CoreDecoder:
         return self._caches[1]
 
     def make_adapter(self, deltas: Mapping[int, _core.CpuLayerDelta]) -> _core.CpuAdapter | None:
-        """See ``AdaptableDecoder``; where an activation follows in the same pass, modules add to it."""
+        """See ``AdaptableDecoder``. None if the core cannot add a delta, for example before a fused activation."""
         blocks, taken = [], set()
         for block in self._outline.blocks:
             found = [deltas.get(id(linear)) for linear in _linears(block)]
@@ -140,12 +140,12 @@ class CoreDecoder:
 
 
 class SharedCoreDecoder(CoreDecoder):
-    """The blocks in halves, for ranks that share them; see ``CoreDecoder``.
+    """Runs the blocks in halves, for ranks that share them; see ``CoreDecoder``.
 
     Args:
         core: The blocks.
-        row_classes: Likewise.
-        outline: The same blocks, whose maps know how to add over the ranks.
+        row_classes: See ``CoreDecoder``.
+        outline: The same blocks as modules, whose dense layers sum over the ranks.
 
     Attributes:
         num_spans: How many halves ran so far.
@@ -158,7 +158,7 @@ class SharedCoreDecoder(CoreDecoder):
         self.num_spans = 0
 
     def make_adapter(self, deltas: Mapping[int, _core.CpuLayerDelta]) -> _core.CpuAdapter | None:  # noqa: ARG002 -- others look
-        """None: the halves add none."""
+        """None: the halves cannot apply adapters."""
         return None
 
     def forward(self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: object) -> Tensor:
@@ -179,7 +179,7 @@ class SharedCoreDecoder(CoreDecoder):
 
 
 def use_core_decoder(model: CausalLM) -> None:
-    """Let the core run a model's blocks in one call, for every number of rows for which it computes all parts."""
+    """Let the core run a model's blocks in one call, for each class of row counts for which it computes all parts."""
     outline = model.decoder_outline()
     if outline is None or envs.decoder() == "modules":
         return
@@ -219,14 +219,14 @@ def _linears(block: PreNormBlock) -> tuple[Linear, ...]:
 
 
 def _head(model: CausalLM, outline: PreNormDecoder, index: int) -> CoreLinear | None:
-    """The head, if this rank has it behind the blocks and the core computes this class of rows."""
+    """The head's kernel, if the head follows the blocks on this rank and the core computes this class of rows."""
     if outline.last_norm is None or not outline.ends_in_head:
         return None
     return _core_kernel(model.head_kernel if model.lm_head is None else model.lm_head.kernel, index)
 
 
 def _core_linear(linear: Linear, index: int) -> CoreLinear | None:
-    """The core's kernel, if that computes this class of rows."""
+    """The layer's kernel, if it is the core's for this class of rows."""
     return _core_kernel(linear.kernel, index)
 
 

@@ -1,4 +1,4 @@
-"""What computes a model's dense layers, from what was asked for, what is stored and what memory allows."""
+"""Chooses what computes a model's dense layers, from the flags, the checkpoint and the memory."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from rustvllm.models.interface import CausalLM
 
 MOST_RESIDENT = 1.35
-"""A model takes at most so many times its checkpoint's bytes, packed copies included."""
+"""The memory of a model, packed copies included, is at most this many times its checkpoint's bytes."""
 _STORED_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def make_linear_packer(
     config: EngineConfig, outline: CausalLM, dtype: torch.dtype, threads: _core.CpuThreads
 ) -> LinearPacker:
-    """The packer of a model that is to be loaded.
+    """The packer for a model that is about to be loaded.
 
     Args:
-        config: Of the engine.
-        outline: The model, perhaps without memory.
-        dtype: Of its parameters.
-        threads: Which compute.
+        config: The engine's configuration.
+        outline: The model, which may have no memory yet.
+        dtype: The dtype of its parameters.
+        threads: The threads that compute.
 
     Raises:
-        ConfigError: The environment asks for a kernel that cannot do what the configuration asks for.
+        ConfigError: The environment requires a kernel that cannot do what the configuration requires.
     """
     options = linear_options(config.load.quantization, dtype, batch_invariant=config.device.batch_invariant)
     plain = sum(parameter.nbytes for parameter in outline.parameters())
@@ -46,11 +46,11 @@ def make_linear_packer(
 
 
 def make_device_packer(outline: CausalLM, device: torch.device) -> LayerPacker:
-    """What keeps the whole numbers of a quantised checkpoint on a GPU that has Triton.
+    """The packer that keeps a checkpoint's quantized weights as integers, on a GPU with Triton.
 
     Args:
-        outline: The model, perhaps without memory.
-        device: Where it computes.
+        outline: The model, which may have no memory yet.
+        device: The device that computes.
     """
     from rustvllm.layers.gpu.quantized import DeviceLayers
 
@@ -58,10 +58,10 @@ def make_device_packer(outline: CausalLM, device: torch.device) -> LayerPacker:
 
 
 def make_batch_invariant(model: CausalLM) -> None:
-    """Replace the dense layers of a filled model on a GPU by products that compute each row independently.
+    """Replace the dense layers of a loaded model on a GPU with products that compute each row independently.
 
     Raises:
-        ModelLoadError: It has dense layers that are not ours.
+        ModelLoadError: Some dense layers are torch's and cannot be replaced.
     """
     from rustvllm.layers.gpu.linear import TritonLinear, use_triton
 
@@ -77,18 +77,18 @@ def make_batch_invariant(model: CausalLM) -> None:
 
 
 def linear_options(quantization: str | None, dtype: torch.dtype, *, batch_invariant: bool) -> LinearOptions:
-    """What flags and environment ask of the dense layers.
+    """The options of the dense layers that flags and environment ask for.
 
     Args:
-        quantization: A name out of ``config.QUANTIZATIONS``, or None.
-        dtype: Of the parameters.
-        batch_invariant: A row's result may not depend on the others.
+        quantization: A name from ``config.QUANTIZATIONS``, or None.
+        dtype: The dtype of the parameters.
+        batch_invariant: Whether a row's result must not depend on other rows.
 
     Raises:
-        ConfigError: They contradict each other, or what is asked for is not there.
+        ConfigError: Flags and environment contradict each other, or the required kernel is not available.
     """
     forced = envs.linear_kernel()
-    if quantization in STORED_QUANTIZATIONS:  # what is stored decides, layer by layer
+    if quantization in STORED_QUANTIZATIONS:  # the checkpoint decides, layer by layer
         quantization = None
     reason = f"quantization {quantization}" if quantization else "batch_invariant" if batch_invariant else None
     if forced not in (None, "core") and reason:
@@ -105,7 +105,7 @@ def linear_options(quantization: str | None, dtype: torch.dtype, *, batch_invari
             "RUSTVLLM_LINEAR_KERNEL is core, which computes in float32 and bfloat16, but dtype is float16: unset the "
             "variable, or set dtype to float32 or bfloat16"
         )
-    envs.cpu_instructions()  # the core takes no value that it does not know
+    envs.cpu_instructions()  # checks the value, because the core does not take an unknown one
     matrix_unit, rounded = not batch_invariant, envs.activations() != "float"
     if quantization is not None:
         name, _, group_size = quantization.partition("-g")

@@ -1,4 +1,4 @@
-"""What a step sampled, on its way from the device: known to the host when an event says so."""
+"""The sampled tokens of a step on their way from the device; an event tells the host when they have arrived."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rustvllm.worker.streams import DeviceStreams, Event
 
 _OUT_OF_MEMORY = 2
-"""CUDA's number for the one error after which a device goes on."""
+"""CUDA's number for the only error after which a device can continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,12 @@ class DeviceStepOutput:
     """See ``AsyncModelRunnerOutput``.
 
     Attributes:
-        token_ids: int32 ``[num_sampled, c]``, pinned; filled when ``arrived`` is done, and read before its set of step
-            buffers is used again.
-        on_device: What is copied to the host. Held until then: the allocator reuses unreferenced memory at once.
-        arrived: Recorded after the copies.
-        rest: Says what else there is to say of the step, once they have arrived.
+        token_ids: int32 ``[num_sampled, c]``, pinned; valid once ``arrived`` is done, and read before the step's buffer
+            set is used again.
+        on_device: The tensors that are copied to the host. They are referenced until then, because the allocator reuses
+            unreferenced memory at once.
+        arrived: Event recorded after the copies.
+        rest: Makes the other results of the step, once the copies have arrived.
     """
 
     token_ids: Tensor
@@ -37,18 +38,18 @@ class DeviceStepOutput:
     rest: Callable[[], ModelRunnerOutput]
 
     def is_done(self) -> bool:
-        """Whether ``get_output`` would return at once, or raise."""
+        """Whether ``get_output`` would return or raise at once."""
         try:
             return self.arrived.query()
         except RuntimeError:  # a failed device raises here, too; waiting for the step reports it
             return True
 
     def get_output(self) -> ModelRunnerOutput:
-        """Wait for the copies; what the device failed at, in this step or one before, is raised here.
+        """Wait for the copies. Errors of the device, from this step or an earlier one, are raised here.
 
         Raises:
-            DeviceFailedError: Nothing that is launched on the device from now on would run.
-            DeviceMemoryError: A library found no memory there.
+            DeviceFailedError: The device failed, so nothing launched from now on would run.
+            DeviceMemoryError: A library ran out of memory on the device.
         """
         try:
             self.arrived.synchronize()
@@ -58,7 +59,7 @@ class DeviceStepOutput:
 
 
 def device_failed(error: torch.AcceleratorError) -> DeviceFailedError | DeviceMemoryError:
-    """The error that says what an error of the device means, an illegal access or a failed assertion, say."""
+    """Turn a device's error, such as an illegal access or a failed assertion, into one that says what it means."""
     if getattr(error, "error_code", None) == _OUT_OF_MEMORY:
         return DeviceMemoryError(f"the GPU is out of memory ({str(error).splitlines()[0]}); lower max_num_seqs")
     return DeviceFailedError(
@@ -70,16 +71,16 @@ def device_failed(error: torch.AcceleratorError) -> DeviceFailedError | DeviceMe
 def bring_to_host(
     tensors: Sequence[Tensor], to: Sequence[Tensor], streams: DeviceStreams, rest: Callable[[], ModelRunnerOutput]
 ) -> tuple[DeviceStepOutput, Event]:
-    """Launch the copies of what a step gives; they overlap with the next computation.
+    """Launch the copies of a step's results; they overlap with the next computation.
 
     Args:
-        tensors: On the device, int32 ``[num_sampled, c]`` token ids first.
-        to: Pinned memory shaped like them.
-        streams: Of the device.
-        rest: What else there is to say of the step, once they have arrived.
+        tensors: On the device; the first are the int32 ``[num_sampled, c]`` token ids.
+        to: Pinned memory of the same shapes.
+        streams: The device's streams.
+        rest: Makes the other results of the step, once the copies have arrived.
 
     Returns:
-        The step, and an event recorded after everything that it computed.
+        The step's output, and an event recorded after everything that the step computed.
     """
     computed = streams.compute.record_event()
     with streams.use(streams.outputs):

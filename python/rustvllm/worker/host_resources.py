@@ -1,4 +1,4 @@
-"""What this process may use of its machine: memory and cores within its control groups, not as the host has them."""
+"""What this process may use of its machine: memory and cores within its control groups, not those of the host."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _CPU_LISTS = ("core_cpus_list", "thread_siblings_list")
 
 
 def memory_limit(root: Path = _ROOT) -> int:
-    """Bytes of memory this process may ever use: the tightest control-group limit (v1 and v2), else the machine's.
+    """Bytes of memory that this process may ever use: the lowest control-group limit (v1 and v2), else the machine's.
 
     Args:
-        root: Where ``proc`` and ``sys`` lie; tests give another.
+        root: The folder with ``proc`` and ``sys``; tests pass another.
     """
     limits = [limit for limit, _, _ in _memory_groups(root)]
     return min([_meminfo(root)["MemTotal"], *limits])
 
 
 def memory_available(root: Path = _ROOT) -> int:
-    """Bytes that could be taken now without swapping: of the machine, within every control-group limit, and within the
-    address space that this process may have (``ulimit -v``).
+    """Bytes that could be allocated now without swapping: what the machine, every control-group limit and the limit on
+    the address space (``ulimit -v``) leave.
 
     File pages that the kernel would drop first (``inactive_file``) count as available.
     """
@@ -37,10 +37,10 @@ def memory_available(root: Path = _ROOT) -> int:
 
 
 def num_compute_threads(root: Path = _ROOT, cpus: set[int] | None = None) -> int:
-    """Threads that compute well here: one per physical core this process may run on, within its CPU quota.
+    """The best number of compute threads: one per physical core that this process may run on, within its CPU quota.
 
     Args:
-        root: Where ``sys`` lies.
+        root: The folder with ``sys``.
         cpus: Logical CPUs of this process; None asks the kernel.
     """
     if cpus is None:
@@ -78,7 +78,7 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
                 base = mounts / controller
         else:
             continue
-        # Inside a container the path may be the host's and not exist here; the groups above it do.
+        # Inside a container the path may be the host's and not exist here, but the groups above it do.
         group = base / path.lstrip("/")
         while True:
             yield group, version
@@ -102,7 +102,7 @@ def _memory_groups(root: Path) -> Iterator[tuple[int, int, int]]:
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
-    """Cores' worth of time that each control group of this process may use."""
+    """The CPU quota of each control group of this process, in cores."""
     for group, version in _groups(root, "cpu"):
         if version == 2:
             fields = _text(group / "cpu.max").split()
@@ -114,7 +114,7 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
 
 
 def _siblings(root: Path, cpu: int) -> str:
-    """The logical CPUs of one physical core, as the kernel lists them; alone when it does not say."""
+    """The logical CPUs of a CPU's physical core, as the kernel lists them; the CPU alone if it lists none."""
     topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
     return next((text for name in _CPU_LISTS if (text := _text(topology / name))), str(cpu))
 

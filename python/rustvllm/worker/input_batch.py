@@ -1,9 +1,8 @@
-"""The persistent batch: what each row's request has from step to step, changed by the differences of a step.
+"""The persistent batch: what each row's request has from step to step, changed by the differences that a step brings.
 
-A row is a stable integer that the scheduler gives a request for as long as it runs. Rows are filled by ``new_rows``,
-extended by the block-table differences and emptied by ``finished_rows`` and ``preempted_rows``. All changes are
-operations on whole arrays; only requests with penalties or with parameters that are lists are looked at one by one, and
-only when they come in.
+A row is a number that the scheduler gives a request for as long as it runs. ``new_rows`` fill rows, the block-table
+differences extend them, and ``finished_rows`` and ``preempted_rows`` empty them. All changes are operations on whole
+arrays. Python handles requests one by one only when they come in, and only those with penalties or list parameters.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ _Send = Callable[[npt.NDArray[Any]], Tensor]
 @dataclass(frozen=True, slots=True)
 class _SampledRows:
     rows: npt.NDArray[np.int32]
-    random: npt.NDArray[np.int64] | None  # which of them are not greedy; None if all are greedy
-    metadata: SamplingMetadata  # what it says of them, without what depends on the step
-    is_lasting: bool  # whether the next step finds what the metadata holds
+    random: npt.NDArray[np.int64] | None  # which of the rows are not greedy; None if all are greedy
+    metadata: SamplingMetadata  # of these rows, without the parts that depend on the step
+    is_lasting: bool  # whether the metadata's tensors are still valid in the next step
     any_min_tokens: bool
     any_penalties: bool
     rules: SelectedRules | None
 
     @property
     def is_steady(self) -> bool:
-        """Whether the metadata says all there is to say of any step."""
+        """Whether the metadata is complete for every step, because nothing depends on the step."""
         return self.random is None and self.rules is None and not self.any_min_tokens and not self.any_penalties
 
 
@@ -53,10 +52,10 @@ class InputBatch:
     """Rows of at most ``max_num_seqs`` requests.
 
     Attributes:
-        block_table: int32 ``[max_num_seqs + 1, max_blocks_per_seq]`` on the device; entries beyond a sequence are
-            stale. The last row belongs to no request and names the null block.
-        token_ids: Where counts of requests with penalties come from; None until it is set.
-        extras: Parameters that are lists, and custom logits processors.
+        block_table: int32 ``[max_num_seqs + 1, max_blocks_per_seq]`` on the device; entries beyond the end of a
+            sequence are stale. The last row belongs to no request and names the null block.
+        token_ids: Returns a request's token ids, for penalties; None until it is set.
+        extras: List parameters and custom logits processors.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class InputBatch:
         self.token_ids: TokenIds | None = None
         self.extras = RowExtras(max_num_seqs, vocab_size, device)
         self._counts = TokenCounts(max_num_seqs, vocab_size, device)
-        # Parameters stay on the host: a step gathers those of its sampled rows and sends what it needs.
+        # Parameters stay on the host: a step gathers those of its sampled rows and sends only what it needs.
         self._float = {name: index for index, name in enumerate(float_columns)}
         self._int = {name: index for index, name in enumerate(int_columns)}
         self._sampling_float = np.zeros((max_num_seqs, len(float_columns)), np.float32)
@@ -85,13 +84,13 @@ class InputBatch:
 
     @property
     def penalty_bytes(self) -> int:
-        """Memory that requests with penalties take on a GPU, however few they are; see ``TokenCounts``."""
+        """Memory that penalties take on a GPU, however few requests have them; see ``TokenCounts``."""
         return self._counts.num_bytes
 
     def update(self, output: SchedulerOutput, step: StepBuffers) -> None:
-        """Apply the differences of a step: rows that left first, then rows that came, then new blocks.
+        """Apply the differences of a step: first rows that left, then rows that came, then new blocks.
 
-        The last are staged; ``write_block_table`` must follow once the step was sent.
+        New blocks are only staged: call ``write_block_table`` once the step has been sent.
         """
         if output.num_finished:
             self._drop(step.int32("finished_rows", output.num_finished))
@@ -103,17 +102,17 @@ class InputBatch:
             self._stage_block_table(output.num_block_table_updates, step)
 
     def write_block_table(self) -> None:
-        """Write the new blocks of the step last updated where the device looks for them."""
+        """Write the new blocks of the step last updated into the block table on the device."""
         if self._new_entries is not None:
             (places, blocks), self._new_entries = self._new_entries, None
             self.block_table.view(-1).index_copy_(0, places, blocks)
 
     def num_prompt_logprobs(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """How many candidates the request in each row wants for each place of its prompt, ``[n]``; −1: not even one."""
+        """How many candidates each row's request wants per place of its prompt, ``[n]``; −1 if it wants none at all."""
         return np.asarray(self._sampling_int[rows, self._int["num_prompt_logprobs"]])
 
     def adapters(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """The number of the adapter of the request in each row, ``[n]``; 0: it has none."""
+        """The number of the adapter of each row's request, ``[n]``; 0 if it has none."""
         return np.asarray(self._sampling_int[rows, self._int["adapter"]])
 
     def rows_of_block_table(self, rows: Tensor, max_seq_len: int, block_size: int) -> Tensor:
@@ -132,17 +131,17 @@ class InputBatch:
         step: StepBuffers,
         drafts: DeviceDrafts | None = None,
     ) -> SamplingMetadata:
-        """How the sampled rows of a step are to be sampled.
+        """How a step's rows of logits are to be sampled.
 
         Args:
-            rows: ``[n]`` persistent rows, of each row of logits.
-            positions: ``[n]``, of the token to be drawn in its own sequence: the number of tokens before it.
-            step: Of which these are; the positions are staged there, so it must be sent before they are looked at.
-            drafts: What of these tokens is guessed; None if nothing is, so that each row is there once.
+            rows: ``[n]``, the persistent row of each row of logits.
+            positions: ``[n]``, the position of each token to be sampled: the number of tokens before it.
+            step: The step's buffers; positions are staged there, so they are on the device once it has been sent.
+            drafts: The step's drafts; None if it has none, so that each row occurs once.
         """
         sampled = self._sampled_last
         if sampled is None or not sampled.is_lasting or sampled.rows.tobytes() != rows.tobytes():
-            # Each step with drafts has other rows of logits: what is sent for it alone goes with the rest of it.
+            # A step with drafts has its own rows of logits, so their parameters are sent with the rest of the step.
             send = step.stage if drafts is not None and self.device.type == "cuda" else self._send
             sampled = self._sampled_last = self._parameters(rows, send)
         processors = self.extras.processors.arrange(rows)
@@ -166,7 +165,7 @@ class InputBatch:
         )
 
     def _parameters(self, rows: npt.NDArray[np.int32], send: _Send) -> _SampledRows:
-        """What does not change from step to step while the same rows are sampled."""
+        """The parameters that stay the same while the same rows are sampled."""
         floats, ints = self._sampling_float[rows], self._sampling_int[rows]
         temperature = floats[:, self._float["temperature"]]
         random = np.flatnonzero(temperature >= GREEDY_TEMPERATURE)
@@ -191,7 +190,7 @@ class InputBatch:
         )
 
     def _filters(self, floats: npt.NDArray[np.float32], ints: npt.NDArray[np.int64], send: _Send) -> dict[str, Tensor]:
-        """Those that some of the rows ask for."""
+        """The filters that some of the rows ask for."""
         filters = {}
         for number in FILTERS:
             values = ints[:, self._int[number.name]] if number.is_integer else floats[:, self._float[number.name]]
@@ -200,13 +199,13 @@ class InputBatch:
         return filters
 
     def count(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:
-        """Remember what was sampled, for rows that need it: ``[n]`` rows, int64 ``[n]`` ids on the device."""
+        """Remember sampled tokens for rows that need it: ``[n]`` rows, int64 ``[n]`` ids on the device."""
         self.extras.append(rows, token_ids)
         if self._sampled_last is None or self._sampled_last.any_penalties:
             self._counts.add(rows, token_ids)
 
     def count_accepted(self, rows: npt.NDArray[np.int32], ids: Tensor) -> None:
-        """Remember what a step with drafts gave: ``[r]`` rows, each once, int32 ``[r, c]`` ids on the device."""
+        """Remember the tokens of a step with drafts: ``[r]`` rows, each once, int32 ``[r, c]`` ids on the device."""
         self.extras.append_accepted(rows, ids)
         if self._sampled_last is None or self._sampled_last.any_penalties:
             self._counts.add_accepted(rows, ids)
@@ -217,7 +216,7 @@ class InputBatch:
         self._sampling_float[rows] = step.arrays["sampling_float"][:num_new_reqs]
         self._sampling_int[rows] = step.arrays["sampling_int"][:num_new_reqs]
         self._admit_stop_ids(rows, step.int32("stop_indptr", num_new_reqs + 1), step.arrays["stop_token_ids"])
-        self._drop(rows)  # a failed step may have ended a request without saying so here
+        self._drop(rows)  # a failed step may have ended a request without a finished_rows entry
         for row in rows[self._has_penalties(self._sampling_float[rows])].tolist():
             if self.token_ids is None:
                 raise RuntimeError("penalties need the token ids of a request: call bind_token_ids first")
@@ -279,7 +278,7 @@ class InputBatch:
         on_device = self._send(slots[which])
         floats = floats[which]
         output_counts, prompt_mask = self._counts.output_counts, self._counts.prompt_mask
-        if drafts is not None:  # a request may be there several times, each with drafts that count for that row alone
+        if drafts is not None:  # a request may have several rows, and the drafts before a row count for that row only
             places, ids = drafts.rows.earlier(which)
             output_counts, prompt_mask = output_counts[on_device], prompt_mask[on_device]
             on_device = torch.arange(which.size, device=self.device)
@@ -299,16 +298,16 @@ class InputBatch:
 
 
 class FollowerBatch(InputBatch):
-    """The rows of a rank that does not sample: block tables, adapters, and whose prompt is judged; nothing else."""
+    """The rows of a rank that does not sample: only block tables, adapters and wishes for prompt logprobs."""
 
     def sampling_metadata(
         self,
-        rows: npt.NDArray[np.int32],  # noqa: ARG002 -- as the class above has it, here and below
+        rows: npt.NDArray[np.int32],  # noqa: ARG002 -- the signature of the class above, here and below
         positions: npt.NDArray[np.int32],  # noqa: ARG002
         step: StepBuffers,  # noqa: ARG002
         drafts: DeviceDrafts | None = None,  # noqa: ARG002
     ) -> SamplingMetadata:
-        """Nothing: rank 0 alone knows how rows are sampled."""
+        """Empty: only rank 0 knows how rows are sampled."""
         return SamplingMetadata()
 
     def _admit(self, num_new_reqs: int, step: StepBuffers) -> None:
@@ -327,7 +326,7 @@ def _logprobs(num_logprobs: npt.NDArray[np.int64], send: _Send) -> LogprobsMetad
 
 
 def _expand(counts: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """For ``counts = [2, 3]``: which ``[0, 0, 1, 1, 1]`` and how far into it ``[0, 1, 0, 1, 2]``."""
+    """For ``counts = [2, 3]``: each entry's group, ``[0, 0, 1, 1, 1]``, and index in it, ``[0, 1, 0, 1, 2]``."""
     which = np.repeat(np.arange(counts.size), counts)
     starts = np.cumsum(counts) - counts
     return which, np.arange(which.size) - np.repeat(starts, counts)

@@ -1,4 +1,4 @@
-"""How many blocks the KV cache gets: of what memory, and what is left free for the largest step."""
+"""Decides how many blocks the KV cache gets: from which memory, and how much stays free for the largest step."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ logger = init_logger(__name__)
 MAX_SLOTS = 2**31 - 1
 """A slot number has 32 bits."""
 MAX_CPU_BLOCKS = 2**27
-"""As many blocks in CPU memory as the core can number."""
+"""The most blocks in CPU memory that the core can number."""
 CPU_CACHE_CAP = 4
-"""On CPU the default cache holds at most this many times what ``max_num_seqs`` sequences of ``max_model_len`` need."""
+"""On the CPU the default cache holds at most this many times what ``max_num_seqs`` sequences of full length need."""
 CPU_CACHE_SHARE_OF_AVAILABLE = 0.9
-"""Of the memory that is free now, the most that the default CPU cache takes."""
+"""The most that the default CPU cache takes of the memory that is free now."""
 SPARE_BYTES = 32 << 20
-"""For requests, their texts and what allocators keep, in the engine and in its front ends."""
+"""Memory for requests, their texts and what allocators keep, in the engine and in its front ends."""
 _HIDDEN_COPIES, _INNER_COPIES, _LOGITS_COPIES = 6, 2, 3
-"""Tensors that exist at a time: stream, norm, query, key, value and output of a layer; the input and the output of
-its activation; logits, what the sampler makes of them, and their order."""
+"""How many tensors exist at a time: stream, norm, query, key, value and output of a layer; input and output of its
+activation; logits, the sampler's copy of them, and their order."""
 
 
 def step_bytes(model: ModelConfig, scheduler: SchedulerConfig, itemsize: int) -> int:
-    """Memory of the largest step: as many tokens and as many requests as there may be.
+    """Memory of the largest step, with the most tokens and the most requests.
 
     Args:
-        model: For its sizes.
-        scheduler: For its limits.
+        model: The model's configuration, for its sizes.
+        scheduler: The scheduler's configuration, for its limits.
         itemsize: Bytes of a number.
     """
     inner = next(filter(None, map(model.hf_config.get, ("intermediate_size", "n_inner", "ffn_dim"))), None)
@@ -49,7 +49,7 @@ def step_bytes(model: ModelConfig, scheduler: SchedulerConfig, itemsize: int) ->
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that could be taken of a device now."""
+    """Bytes that could be allocated on a device now."""
     if device.type == "cpu":
         return host_resources.memory_available()
     return torch.cuda.mem_get_info(device)[0]
@@ -59,10 +59,10 @@ class KVCacheMemory:
     """See the module.
 
     Args:
-        config: Of the engine.
-        device: Where the cache is to lie.
-        itemsize: Bytes of a number of the model.
-        bytes_per_block: Of one KV block over all layers.
+        config: The engine's configuration.
+        device: Where the cache will lie.
+        itemsize: Bytes of one of the model's numbers.
+        bytes_per_block: Bytes of one KV block over all layers.
     """
 
     def __init__(self, config: EngineConfig, device: torch.device, itemsize: int, bytes_per_block: int) -> None:
@@ -72,17 +72,17 @@ class KVCacheMemory:
         self.bytes_per_block = bytes_per_block
 
     def num_blocks(self, cuda_budget: Callable[[], int]) -> int:
-        """KV blocks, the null block included.
+        """The number of KV blocks, including the null block.
 
-        The override when given, else what fits into ``kv_cache_memory_bytes`` when given, else a share of the memory:
-        on CPU ``cpu_kv_cache_fraction`` of the container's limit, within what is free now and within ``CPU_CACHE_CAP``;
-        on CUDA what ``gpu_memory_utilization`` leaves after the weights and the largest step.
+        This is the override if given, else what fits into ``kv_cache_memory_bytes`` if given, else a share of the
+        memory: on the CPU ``cpu_kv_cache_fraction`` of the container's limit, at most what is free now and at most
+        ``CPU_CACHE_CAP``; on CUDA what ``gpu_memory_utilization`` leaves after the weights and the largest step.
 
         Args:
-            cuda_budget: Measures what a CUDA device has left, in bytes.
+            cuda_budget: Measures how many bytes a CUDA device has left.
 
         Raises:
-            ModelLoadError: Not even one usable block fits, or more was asked for than there is.
+            ModelLoadError: Not even one usable block fits, or the configuration asks for more than there is.
         """
         cache = self.config.cache
         per_block = self.bytes_per_block
@@ -113,13 +113,13 @@ class KVCacheMemory:
         return int(num_blocks)
 
     def num_cpu_blocks(self, num_blocks: int) -> int:
-        """Blocks in CPU memory for preempted requests: what ``swap_space`` holds; 0 unless preemption is by swap.
+        """Blocks in CPU memory for preempted requests: as many as fit ``swap_space``; 0 unless preemption swaps.
 
         Args:
-            num_blocks: KV blocks of the device, whose memory is not taken yet.
+            num_blocks: KV blocks of the device, whose memory is not allocated yet.
 
         Raises:
-            ConfigError: ``swap_space`` does not hold one block, or is more than there is.
+            ConfigError: ``swap_space`` is less than one block, or more than there is.
         """
         if self.config.scheduler.preemption_mode != "swap":
             return 0
@@ -152,7 +152,7 @@ class KVCacheMemory:
             )
 
     def _warn_of_tight_memory(self, cache_bytes: int) -> None:
-        """Say so when the KV cache leaves less than the largest step is likely to take: it may be killed under load."""
+        """Warn if the KV cache leaves less than the largest step may need: the engine may be killed under load."""
         if self.device.type != "cpu":
             return
         available, step = host_resources.memory_available(), self._step_bytes()
@@ -173,17 +173,17 @@ class KVCacheMemory:
     def _cpu_budget(self) -> int:
         limit, available = host_resources.memory_limit(), host_resources.memory_available()
         share = int(min(self.config.cache.cpu_kv_cache_fraction * limit, CPU_CACHE_SHARE_OF_AVAILABLE * available))
-        # What the largest step takes is left free where that leaves anything, so that load does not end the engine.
+        # Leave room for the largest step, if there is any, so that load does not end the engine.
         if self._step_bytes() < available:
             share = min(share, available - self._step_bytes())
-        share //= self.config.parallel.num_sharers  # the machine's other engines and ranks want as much
+        share //= self.config.parallel.num_sharers  # the machine's other engines and ranks take as much
         blocks_per_seq = -(-self.config.model.max_model_len // self.config.cache.block_size)
         useful = 1 + CPU_CACHE_CAP * self.config.scheduler.max_num_seqs * blocks_per_seq
         return min(share, useful * self.bytes_per_block)
 
 
 def _gib(num_bytes: int, *, up: bool = False) -> str:
-    """A size as a value for ``swap_space``: GiB with as many digits as it takes, rounded down or up."""
+    """A size as a value for ``swap_space``: in GiB with as many digits as it needs, rounded down or up."""
     for digits in (2, 4, 6, 9):
         unit = 10**digits
         scaled = -(-num_bytes * unit // 2**30) if up else num_bytes * unit // 2**30

@@ -1,7 +1,7 @@
-"""Runs the model over one step's batch and samples from it: two calls, with the logits kept in between.
+"""Runs the model over one step's batch and samples from it: two calls, and the logits are kept in between.
 
-On a GPU neither waits for the device: the step's arrays arrive over a stream of their own, and what was sampled leaves
-over another (``streams``). A stream that reads what another wrote, or writes what it reads, waits for its event.
+On a GPU neither call waits for the device: one stream brings the step's arrays, another takes the sampled tokens back
+(``streams``). A stream that reads what another wrote, or overwrites what another reads, waits for that one's event.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class _ExecutedStep:
     logits: Tensor | None  # [num_sampled, vocab_size]; None when nothing is sampled
     rows: npt.NDArray[np.int32]
     metadata: SamplingMetadata
-    drafts: DeviceDrafts | None = None  # None if there are none: a row of logits for each sample
-    sampled: Tensor | None = None  # int32 [num_sampled, c]: a graph chose; None: it is to be done
+    drafts: DeviceDrafts | None = None  # None if there are none, so that each sample has one row of logits
+    sampled: Tensor | None = None  # int32 [num_sampled, c], if chosen with the model; None: still to be sampled
     prompt_logprobs: GatheredPromptLogprobs | None = None  # None if no request asks for them
 
 
@@ -65,33 +65,33 @@ class _ExecutedStep:
 class _PromptTargets:
     """Prompt tokens whose log-probabilities a step computes."""
 
-    indices: Tensor  # [n] of the step's tokens
-    targets: Tensor  # [n] what follows each of them
-    num_rows: npt.NDArray[np.int32]  # of each request that asks
-    num_logprobs: npt.NDArray[np.int64]  # likewise
+    indices: Tensor  # [n], indices of the step's tokens
+    targets: Tensor  # [n], the prompt token that follows each
+    num_rows: npt.NDArray[np.int32]  # how many of them each request has
+    num_logprobs: npt.NDArray[np.int64]  # how many candidates each request wants
 
 
 class GPUModelRunner:
     """Runs steps on one device (``cuda`` or ``cpu``).
 
     Args:
-        model: Filled, on the device.
+        model: Loaded, on the device.
         backend: Computes attention.
         input_batch: The persistent rows.
-        device: Of all of these.
+        device: The device of all of these.
         block_size: Tokens per KV block.
-        async_scheduling: A step may hold −1 for tokens that the step before it samples.
-        streams: Of the device; None if it does everything in order, as the CPU does.
-        adapters: Of the model; None: it serves none.
-        share_ids: Gives every rank that runs the same steps the first one's ids, int32 ``[n]``, which it may write to;
-            None: there is no other rank, or steps hold no −1.
+        async_scheduling: Whether a step may have −1 for tokens that the step before it samples.
+        streams: The device's streams; None if the device does everything in order, as the CPU does.
+        adapters: The model's adapters; None if it serves none.
+        share_ids: Gives every rank that runs the same steps the first rank's ids, int32 ``[n]``, and may overwrite
+            its argument; None if there is no other rank, or if no step has a −1.
 
     Attributes:
-        kv_caches: One per layer; like what follows, put there when the memory is taken.
-        block_copier: Moves blocks of them.
-        draft_model: Guesses tokens; None: no second model does.
-        step_buffers: The sets that the scheduler writes.
-        graphs: Steps run in them where there is one of their size; None disables graphs.
+        kv_caches: One per layer; set when memory is allocated, like the next four.
+        block_copier: Moves their blocks.
+        draft_model: Guesses tokens; None if there is no second model.
+        step_buffers: The buffer sets that the scheduler writes.
+        graphs: A step runs in one of them if it fits; None disables graphs.
         forward_ns: When the model began to run the last step (ns, monotonic).
         share_ids: As given.
     """
@@ -129,14 +129,14 @@ class GPUModelRunner:
         num_rows = input_batch.block_table.shape[0]
         self.last_token_ids = torch.zeros(num_rows, dtype=torch.int32, device=device) if async_scheduling else None
         self._awaited: _ExecutedStep | None = None  # other ranks wait for its ids
-        self._fetched: dict[int, Tensor] = {}  # by buffer set: int32, pinned, as long as was needed so far
+        self._fetched: dict[int, Tensor] = {}  # by buffer set: int32, pinned, as long as needed so far
 
     @torch.inference_mode()
     def execute_model(self, output: SchedulerOutput) -> None:
         """Run the step's tokens through the model and keep the logits of the rows to be sampled.
 
         Raises:
-            SchedulerStateError: The step before was not sampled.
+            SchedulerStateError: The previous step was not sampled.
         """
         if self._executed is not None:
             raise SchedulerStateError(STATE_ERROR)
@@ -144,7 +144,7 @@ class GPUModelRunner:
             self._execute(output)
 
     def computing(self) -> AbstractContextManager[object]:
-        """Makes the compute stream, and so its device, the current one: an embedding program may have set another."""
+        """Make the compute stream, and so its device, the current one: the calling program may have set another."""
         return nullcontext() if self.streams is None else self.streams.use(self.streams.compute)
 
     def _execute(self, output: SchedulerOutput) -> None:
@@ -155,15 +155,15 @@ class GPUModelRunner:
             of_requests = self.input_batch.adapters(step.int32("idx_mapping", output.num_reqs))
             starts = step.int32("query_start_loc", output.num_reqs + 1)
             self.adapters.begin_step(of_requests, starts)
-        if self.draft_model is not None:  # on the CPU alone, which reads the arrays as they are
+        if self.draft_model is not None:  # only on the CPU, which reads the arrays where they are
             self.input_batch.write_block_table()
             self._move_blocks(output, step)
             self.draft_model.guess(output, step, self.input_batch.block_table)
-        # A copy: what the batch remembers of the rows outlives the step.
+        # A copy, because the batch keeps the rows for longer than the step.
         rows = step.int32("sampled_rows", output.num_sampled).copy()
         metadata, drafts = self._stage_sampling(output, step, rows)
         asked = self._stage_prompt_targets(output, step) if output.num_prompt_logprobs else None
-        # What asks for no more may be computed together with the model.
+        # If a step needs only logits, or only the largest ones, one call may compute them together with the model.
         to_logits = output.num_sampled > 0 and asked is None
         chooses = to_logits and metadata.all_greedy and metadata.is_plain
         forward = self._stage_forward(output, step, drafts, to_logits=to_logits, chooses=chooses)
@@ -175,12 +175,12 @@ class GPUModelRunner:
         result = forward()
         if not self.model.stage.is_last:
             self._executed = _ExecutedStep(output.buffer_index, None, rows, metadata)
-            return  # the last stage has what is left to do of the step
+            return  # the last stage does the rest of the step
         of_prompts = None if asked is None or result.hidden is None else self._score_prompts(result.hidden, asked)
         logits, sampled = self._logits_of(result, output, step)
         if not metadata.is_plain:
             sampled = None
-        # Masks of structured output are made meanwhile, and looked for when it is over.
+        # Meanwhile threads make the masks of structured output; the executor asks whether the forward pass is done.
         has_end = self.streams is not None and output.num_structured_output_reqs > 0
         self._forward_end = self.streams.compute.record_event() if has_end and self.streams is not None else None
         self._executed = _ExecutedStep(output.buffer_index, logits, rows, metadata, drafts, sampled, of_prompts)
@@ -189,11 +189,11 @@ class GPUModelRunner:
     def _stage_sampling(
         self, output: SchedulerOutput, step: StepBuffers, rows: npt.NDArray[np.int32]
     ) -> tuple[SamplingMetadata, DeviceDrafts | None]:
-        """What the samples of a step ask for, and their drafts, if there are any; to be looked at once it was sent.
+        """The sampling metadata of a step, and its drafts if there are any; on the device once the step has been sent.
 
         Args:
-            output: Of the scheduler.
-            step: The same step's arrays.
+            output: The scheduler's output.
+            step: The step's arrays.
             rows: int32 ``[num_sampled]``, the persistent rows that are sampled.
         """
         if not output.num_sampled:
@@ -212,16 +212,16 @@ class GPUModelRunner:
     def _logits_of(
         self, result: StepResult, output: SchedulerOutput, step: StepBuffers
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The logits ``[num_logits, vocab_size]`` that a step is sampled from, and what was chosen with the model.
+        """The logits ``[num_logits, vocab_size]`` that a step samples from, and the tokens chosen with the model.
 
-        Of the second there is none where the logits are not the step's as they were left.
+        There are no such tokens if the logits have to be selected or computed here.
         """
         if not output.num_sampled:
             return None, None
         num_logits, logits, sampled = output.num_logits, result.logits, result.sampled
-        if result.is_of_samples and num_logits > output.num_sampled:  # of drafts, too, which the graph did not compute
+        if result.is_of_samples and num_logits > output.num_sampled:  # the graph computed no logits of drafts
             logits = sampled = None
-        indices = None  # every token is sampled, in order, or the graph knew which are
+        indices = None  # every token has a row of logits, in order, or the logits are selected already
         is_of_logits = result.is_of_logits or (result.is_of_samples and logits is not None)
         if num_logits < output.total_num_scheduled_tokens and not is_of_logits:
             indices, sampled = step.on_device("logits_indices", num_logits), None
@@ -236,19 +236,19 @@ class GPUModelRunner:
             self.block_copier.execute(output, step)
 
     def is_forward_done(self) -> bool:
-        """Whether the device has the logits of the step just executed; asked for those with structured output alone."""
+        """Whether the device has the logits of the step just executed; tracked only with structured output."""
         return self._forward_end is None or self._forward_end.query()
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> ModelRunnerOutput | DeviceStepOutput:
-        """Draw one token for every row of logits of the step just executed, and keep the drafts that were drawn.
+        """Sample one token for every row of logits of the step just executed, and keep the drafts that are right.
 
         Args:
-            grammar_output: What rows that obey grammars may take; None: every row may take every id.
+            grammar_output: Masks for rows that follow grammars; None if every row may take every id.
 
         Raises:
             SchedulerStateError: No step was executed.
-            ValueError: Masks of another shape or dtype; the step is gone.
+            ValueError: The masks have the wrong shape or dtype; the step is lost.
         """
         executed, self._executed = self._executed, None
         if executed is None:
@@ -262,10 +262,10 @@ class GPUModelRunner:
         if executed.logits is None:
             return self._hand_over(executed, torch.empty((0, 1), dtype=torch.int32, device=self.device))
         if executed.sampled is not None and grammar_output is None:
-            # There is nothing to count: what is counted would have kept the graph from choosing.
+            # No row needs its tokens counted: such rows are not plain, so nothing was chosen with the model.
             if self.streams is None and self.last_token_ids is not None:
                 self._keep_last(executed, last_tokens(executed.sampled))
-            elif self.share_ids is not None and self.last_token_ids is not None:  # to which the graph has written
+            elif self.share_ids is not None and self.last_token_ids is not None:  # the graph has written them there
                 rows = self.step_buffers[executed.buffer_index].on_device("sampled_rows", executed.rows.size)
                 self._keep_last(executed, self.last_token_ids[rows])
             return self._hand_over(executed, executed.sampled)
@@ -277,7 +277,7 @@ class GPUModelRunner:
             self._apply_grammar(executed, executed.logits, grammar_output)
         sampled = self.sampler.sample(executed.logits, metadata)
         kept = kept or self.scorer.of_processed(metadata)
-        token_ids = sampled.clamp(min=0)  # a row without a token ends; until then any id will do
+        token_ids = sampled.clamp(min=0)  # a row without a token ends, so any id will do until then
         logprobs = None if kept is None else self.scorer.score_sampled(kept, token_ids)
         sampled = sampled.to(torch.int32)
         if grammar_output is not None and grammar_output.verdicts.any():
@@ -294,13 +294,13 @@ class GPUModelRunner:
         token_ids: Tensor,
         drawn: npt.NDArray[np.int64] | None,
     ) -> Tensor:
-        """What each sample is given, int32 ``[num_sampled, c]``, remembered for what comes next.
+        """The ids that each sample is given, int32 ``[num_sampled, c]``; they are also remembered for later steps.
 
         Args:
             executed: The step.
-            sampled: int32 ``[n]``, of each row of logits.
-            token_ids: int64 ``[n]``, likewise, with any id in the place of a negative one.
-            drawn: The samples that were not withheld; None: all.
+            sampled: int32 ``[n]``, the id of each row of logits.
+            token_ids: int64 ``[n]``, the same with a valid id in place of a negative one.
+            drawn: The samples whose tokens are not withheld; None if all count.
         """
         rows, drafts = executed.rows, executed.drafts
         if drafts is None:
@@ -319,7 +319,7 @@ class GPUModelRunner:
         return ids
 
     def _keep_last(self, executed: _ExecutedStep, last: Tensor) -> None:
-        """Remember the last id of each sample, int32 ``[num_sampled]``, for the −1 of later steps, on all ranks."""
+        """Keep the last id of each sample, int32 ``[num_sampled]``, on all ranks, for −1 entries of later steps."""
         if self.share_ids is not None:
             self._awaited = None
             last = self.share_ids(last.contiguous())
@@ -328,7 +328,7 @@ class GPUModelRunner:
             self.last_token_ids[step.on_device("sampled_rows", executed.rows.size)] = last
 
     def follow_step(self) -> None:
-        """End a step that another rank samples: what that shares of it is kept here, too."""
+        """End a step that another rank samples, and keep the ids that it shares."""
         executed, self._executed = self._executed, None
         if executed is None:
             raise SchedulerStateError(STATE_ERROR)
@@ -338,31 +338,31 @@ class GPUModelRunner:
 
     @torch.inference_mode()
     def give_awaited(self) -> None:
-        """Take part in sharing the ids of the last step if that is still to be done: zeros, of a rank without any.
+        """Take part in sharing the last step's ids if that is still to be done; this rank has none and gives zeros.
 
-        The others wait for them, whatever becomes of the step on the rank that samples.
+        The other ranks wait for this, even if the step fails on the rank that samples.
         """
         if (awaited := self._awaited) is not None:
             with self.computing():
                 self._keep_last(awaited, torch.zeros(awaited.rows.size, dtype=torch.int32, device=self.device))
 
     def discard_step(self) -> None:
-        """Forget a step that was executed and will not be sampled, because something else failed.
+        """Forget a step that was executed but will not be sampled, because something else failed.
 
-        The device is done with every step launched so far when this returns, or has failed for good.
+        On return the device has finished every step launched so far, or has failed for good.
         """
         self._executed = None
         if self.streams is not None:
             try:
                 self.streams.synchronize()
-            except RuntimeError as error:  # it was reported with the step; the next one says so again
+            except RuntimeError as error:  # reported with the step already, and again with the next one
                 logger.warning("the device cannot recover: %s", error)
 
     @torch.inference_mode()
     def profile_run(self, seq_lens: Sequence[int], dtype: torch.dtype) -> None:
-        """Run a batch of prompts of some lengths, sampling each, to see what memory a step takes at most.
+        """Run prompts of given lengths and sample each, to find the most memory that a step takes.
 
-        The cache it writes is its own, one layer's worth shared by all layers.
+        The run writes to its own cache: one layer's, which all layers share.
         """
         lens = np.asarray(seq_lens, np.int32)
         starts = np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
@@ -416,14 +416,14 @@ class GPUModelRunner:
         to_logits: bool,
         chooses: bool,
     ) -> Callable[[], StepResult]:
-        """What runs the model over a step, to be called once the step was sent.
+        """Stage the forward pass of a step; the function it returns runs it, once the step has been sent.
 
         Args:
             output: The step.
             step: Its arrays.
-            drafts: Those that it verifies; None if it has none.
-            to_logits: Whether logits are all that is asked for.
-            chooses: Whether the largest of them are.
+            drafts: The drafts that it verifies; None if it has none.
+            to_logits: Whether only logits are needed, and no hidden states.
+            chooses: Whether the ids of the largest logits are needed, too.
         """
         has_adapters = self.adapters is not None and self.adapters.is_on
         if self.graphs is not None:
@@ -434,7 +434,7 @@ class GPUModelRunner:
             self.adapters.stage_step(None if self.streams is None else step.stage)
         unknown = self._unknown_ids(output, step)
         planned = None
-        if self.backend.takes_table_rows and self.streams is not None:  # which looks at nothing of the device
+        if self.backend.takes_table_rows and self.streams is not None:  # this backend plans without reading the device
             planned = self.backend.plan(self._attention_metadata(output, step))
 
         def forward() -> StepResult:
@@ -461,9 +461,9 @@ class GPUModelRunner:
         return forward
 
     def _unknown_ids(self, output: SchedulerOutput, step: StepBuffers) -> tuple[Tensor, Tensor] | None:
-        """Places among the step's tokens of those that the step before samples, and their rows, staged.
+        """The indices of the step's tokens that the step before samples, and their rows, both staged.
 
-        Such a token is the last of its request, and −1 on the host.
+        This token is the last one of its request, and −1 on the host.
         """
         if self.last_token_ids is None:
             return None
@@ -475,7 +475,7 @@ class GPUModelRunner:
         return step.stage(last[unknown].astype(np.int64)), step.stage(rows)
 
     def _stage_prompt_targets(self, output: SchedulerOutput, step: StepBuffers) -> _PromptTargets:
-        """The prompt tokens whose log-probabilities are asked for, and the step's tokens before them."""
+        """The prompt tokens whose log-probabilities are wanted, and the step's token before each."""
         num_tokens, num_reqs = output.num_prompt_logprobs, output.num_prompt_logprobs_reqs
         return _PromptTargets(
             step.stage(step.int32("prompt_logprobs_indices", num_tokens)),
@@ -485,7 +485,7 @@ class GPUModelRunner:
         )
 
     def _score_prompts(self, hidden: Tensor, asked: _PromptTargets) -> GatheredPromptLogprobs:
-        """The log-probabilities of the prompt tokens that follow some of the step's tokens."""
+        """The log-probabilities of the prompt tokens that follow the given tokens of the step."""
         return prompt_logprobs(
             hidden[asked.indices],
             self.model.compute_logits,
@@ -518,7 +518,7 @@ class GPUModelRunner:
         )
 
     def _apply_grammar(self, executed: _ExecutedStep, logits: Tensor, grammar: GrammarOutput) -> None:
-        """Mask the rows that are to have a token; in the others any token will do."""
+        """Mask the rows that get a token; in the others any token will do."""
         grammar.check(executed.rows.size, logits.shape[1])
         masked = np.flatnonzero(grammar.verdicts == 0)
         if masked.size:
@@ -531,7 +531,7 @@ class GPUModelRunner:
         token_ids: Tensor,
         logprobs: GatheredLogprobs | None = None,
     ) -> ModelRunnerOutput | DeviceStepOutput:
-        """What was sampled, as soon as the device has it: int32 ``[num_sampled, c]``."""
+        """Return the sampled ids, int32 ``[num_sampled, c]``, as soon as the device has them."""
         of_prompts = executed.prompt_logprobs
         of_samples = () if logprobs is None else logprobs.tensors
         tensors = (*of_samples, *(() if of_prompts is None else of_prompts.tensors))
@@ -541,7 +541,7 @@ class GPUModelRunner:
             return _rest(executed, logprobs, [tensor.cpu() for tensor in tensors]).with_tokens(token_ids.cpu().numpy())
         fetched = self._fetched_ids(executed.buffer_index, token_ids)
         is_cuda = self.device.type == "cuda"
-        # Memory of their own, and not of the step's set: few steps have any, and of any size.
+        # Allocated here and not in the step's set: few steps have such results, and their size varies.
         host = [torch.empty(t.shape, dtype=t.dtype, device="cpu", pin_memory=is_cuda) for t in tensors]
         rest = partial(_rest, executed, logprobs, host)
         output, computed = bring_to_host((token_ids, *tensors), (fetched, *host), self.streams, rest)
@@ -549,7 +549,7 @@ class GPUModelRunner:
         return output
 
     def _fetched_ids(self, index: int, token_ids: Tensor) -> Tensor:
-        """Pinned memory of a buffer set for the ids of its step, int32 and shaped like them."""
+        """Pinned memory of a buffer set for the ids of its step, int32 and of the same shape."""
         size = token_ids.numel()
         if index not in self._fetched or self._fetched[index].numel() < size:
             size, is_cuda = max(size, self.input_batch.block_table.shape[0]), self.device.type == "cuda"
@@ -558,7 +558,7 @@ class GPUModelRunner:
 
 
 def _rest(executed: _ExecutedStep, logprobs: GatheredLogprobs | None, host: Sequence[Tensor]) -> ModelRunnerOutput:
-    """What there is to say of a step in addition to its tokens, of what was brought to the host."""
+    """The results of a step other than its tokens, from the tensors copied to the host."""
     processors, drafts, of_prompts = executed.metadata.processors, executed.drafts, executed.prompt_logprobs
     num_tensors = 0 if logprobs is None else len(logprobs.tensors)
     arrays = None if logprobs is None else logprobs.arrays(host[:num_tensors])

@@ -1,8 +1,8 @@
-"""The process of a rank that follows: ``python -m rustvllm.worker.process``, started by rank 0 only.
+"""The process of a follower rank, ``python -m rustvllm.worker.process``; only rank 0 starts it.
 
-It gets its order as JSON from standard input, joins the group of ranks, and then does what comes on the step channel:
-the same steps over the same arrays as rank 0, without sampling. It decides nothing. What it cannot follow it says by
-name on a pipe, and ends; so it does when rank 0 is gone.
+It reads its order as JSON from standard input, joins the group of ranks, and then follows the step channel: it runs the
+same steps over the same arrays as rank 0, without sampling. It makes no decisions. If it cannot follow, it reports the
+error on a pipe and ends; it also ends when rank 0 is gone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rustvllm.process.config_json import build
 from rustvllm.process.output import serving_output
 from rustvllm.process.parent_link import ParentLink
 
-# What needs torch is imported once the link to the parent is there: loading it takes seconds, on a busy machine ten, in
-# which a process without the link would outlive its parent.
+# Modules that need torch are imported after the link to the parent exists: the import takes seconds, ten on a busy
+# machine, and a process without the link would meanwhile outlive its parent.
 if TYPE_CHECKING:
     from rustvllm.worker.model_runner import GPUModelRunner
     from rustvllm.worker.worker import Worker
@@ -35,7 +35,7 @@ logger = init_logger(__name__)
 
 EXIT_OK, EXIT_FAILURE = 0, 1
 _WAIT_SECONDS = 60.0
-"""Between two looks, while no frame comes, whether the channel was closed."""
+"""While no frame comes, the time between two checks whether the channel was closed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     serving_output.begin()
     link = ParentLink.from_command_line("python -m rustvllm.worker.process", argv)
-    # Rank 0 asks for this process's stack when it hangs, and reads it here, which needs nothing of this process.
+    # If this process hangs, rank 0 makes it write its stack here and reads it; that needs nothing else of this process.
     stack = os.fdopen(os.memfd_create("rustvllm-stack"), "wb", buffering=0)
     faulthandler.register(signal.SIGUSR1, file=stack)
     reader: _core.StepReader | None = None
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         store = rendezvous.join_store(order["port"], size, order["timeout"], order["host"])
         link.say_ready(
             link.age, {}, rank=rank, stack_fd=stack.fileno()
-        )  # to join: what is loaded is answered on the channel
+        )  # ready to join; the channel reports when the model is loaded
         in_rank_order, spent = config.device.batch_invariant, ReportedTime(reader)
         meeting = None
         if (fd := order["meeting_fds"].get(str(place.stage))) is not None:
@@ -96,19 +96,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Follower:
-    """Does what rank 0 says, one frame after the other.
+    """Executes rank 0's commands, one frame after the other.
 
     Args:
-        worker: Of this rank; nothing is loaded yet.
-        reader: Of the step channel.
-        receive: Gives the next order of standard input, for commands that need more than numbers.
+        worker: This rank's worker; nothing is loaded yet.
+        reader: The reader of the step channel.
+        receive: Returns the next order from standard input, for commands that need more than numbers.
     """
 
     def __init__(self, worker: Worker, reader: _core.StepReader, receive: Callable[[], Mapping[str, Any]]) -> None:
         self._worker, self._reader, self._receive = worker, reader, receive
 
     def run(self) -> None:
-        """Follow until a shutdown, or until the channel is closed."""
+        """Follow until a shutdown command comes or the channel is closed."""
         while True:
             number = self._reader.wait(_WAIT_SECONDS)
             if number is None:
@@ -128,7 +128,7 @@ class Follower:
             self._reader.finish(self._do(command, words))
 
     def _do(self, command: Command, words: Sequence[int]) -> int:
-        """The answer to a command other than a step."""
+        """Execute a command other than a step and return its answer."""
         if command is Command.LOAD:
             self._worker.load_model()
             if envs.check_invariants():
@@ -148,7 +148,7 @@ class Follower:
         return 0
 
     def _add_adapter(self, adapter: Mapping[str, Any]) -> int:
-        """0: it is loaded; 1: it cannot be, and steps go on without it."""
+        """0 if the adapter is loaded; 1 if it cannot be loaded, and steps go on without it."""
         try:
             self._worker.adapters.add(adapter["number"], adapter["name"], Path(adapter["path"]))
         except RustVLLMError as error:
@@ -162,14 +162,14 @@ class Follower:
         self._reader.register(sets)
 
     def _step(self) -> None:
-        """Run a step, as rank 0 does; its hidden states and logits go to nothing but the collectives in the model.
+        """Run a step as rank 0 does; its hidden states and logits are used only by the collectives in the model.
 
         Raises:
-            SchedulerStateError: This rank would run it in another way than rank 0.
+            SchedulerStateError: This rank would run the step in another way than rank 0.
         """
         step = self._reader.step()
         runner = self._runner
-        output = cast("_core.SchedulerOutput", step)  # it has the numbers, and nothing else is looked at
+        output = cast("_core.SchedulerOutput", step)  # it has the numbers, and the runner reads nothing else
         own_size = runner.graph_size(output)
         if own_size != step.graph_size:
             raise SchedulerStateError(
@@ -187,7 +187,7 @@ class Follower:
 
 
 def follower_config(config: EngineConfig) -> EngineConfig:
-    """What a rank that follows is built from: rank 0's configuration without what samples, and without a bar."""
+    """The configuration of a follower rank: rank 0's, without parts that only sampling needs, and without a bar."""
     return dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, logits_processors=()),
@@ -198,5 +198,5 @@ def follower_config(config: EngineConfig) -> EngineConfig:
 
 
 if __name__ == "__main__":
-    # Taking torch apart piece by piece takes seconds, and nothing is left to be done.
+    # Skip the normal teardown of torch, which takes seconds: nothing is left to be done.
     serving_output.leave(main())

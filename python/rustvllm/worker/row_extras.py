@@ -1,7 +1,7 @@
-"""What few requests bring: parameters that are lists, and custom logits processors.
+"""Sampling parameters that few requests have: lists, and custom logits processors.
 
-Fetched from the core once, when a request gets a row, and split into token rules (:class:`RowRules`) and requests that
-processors follow (:class:`ProcessorBatch`). While no row has any, a step asks two empty dictionaries.
+They are fetched from the core once, when a request gets a row, and split into token rules (:class:`RowRules`) and
+requests that processors follow (:class:`ProcessorBatch`). If no row has any, a step only checks two empty dictionaries.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from rustvllm._core import SamplingExtras
 
 ExtrasOfRow = Callable[[int], "SamplingExtras | None"]
-"""The parameters that are lists, of the request in a persistent row (``_core.Scheduler.sampling_extras``)."""
+"""Returns the list parameters of the request in a persistent row (``_core.Scheduler.sampling_extras``)."""
 
 
 class RowExtras:
     """Extras by persistent row.
 
     Attributes:
-        of_row: Where they come from; None until it is set.
-        rules: What they say of token ids.
+        of_row: Returns the extras of a row; None until it is set.
+        rules: The token rules among them.
         processors: Which logits processors follow which request.
     """
 
@@ -45,7 +45,7 @@ class RowExtras:
         self._vocab_size = vocab_size
 
     def load(self, processors: Sequence[LogitsProcessor]) -> None:
-        """Let batch classes look at every request from now on."""
+        """Make batch-level processors see every request from now on."""
         self.processors = ProcessorBatch(processors)
 
     def admit(
@@ -55,13 +55,13 @@ class RowExtras:
         ints: Sequence[dict[str, int]],
         token_ids: TokenIds | None,
     ) -> None:
-        """Take in what new or resumed requests bring.
+        """Add the extras of new or resumed requests.
 
         Args:
-            rows: Where they are.
-            floats: Their parameters by the names of ``sampling_float``.
-            ints: Those of ``sampling_int``.
-            token_ids: Gives the ids of a row.
+            rows: The persistent rows of the requests.
+            floats: Their parameters by the column names of ``sampling_float``.
+            ints: Their parameters by the column names of ``sampling_int``.
+            token_ids: Returns the ids of a row.
         """
         if self.of_row is None or token_ids is None:
             raise RuntimeError("extras of a request need its lists and token ids: call bind_token_ids first")
@@ -88,18 +88,18 @@ class RowExtras:
         self.processors.drop(rows)
 
     def append(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:
-        """Remember what was sampled: ``[n]`` rows, int64 ``[n]`` ids on the device."""
+        """Remember sampled tokens: ``[n]`` rows, int64 ``[n]`` ids on the device."""
         self.rules.append(rows, token_ids)
         self.processors.append(rows, token_ids)
 
     def append_accepted(self, rows: npt.NDArray[np.int32], ids: Tensor) -> None:
-        """Remember what a step with drafts gave: ``[r]`` rows, each once, int32 ``[r, c]`` ids on the device."""
+        """Remember the tokens of a step with drafts: ``[r]`` rows, each once, int32 ``[r, c]`` ids on the device."""
         self.rules.append_accepted(rows, ids)
         # A request that a processor follows has no drafts, so it was given one token.
         self.processors.append(rows, ids[:, 0].clamp(min=0))
 
     def _what_is_wrong(self, extras: SamplingExtras) -> Failure | None:
-        """A front end checks ids against the vocabulary; one of another release may not have."""
+        """Check ids against the vocabulary: the front end does so, but one of another release may not have."""
         if (outside := extras.outside_vocabulary(self._vocab_size)) is not None:
             name, token_id = outside
             message = f"{name} holds the token id {token_id}, the vocabulary is 0 to {self._vocab_size - 1}"
@@ -108,14 +108,14 @@ class RowExtras:
 
 
 def _params(floats: dict[str, float], ints: dict[str, int], extras: SamplingExtras | None) -> SamplingParams:
-    """The parameters of a request as far as the worker has them, for processors."""
+    """A request's parameters as far as the worker has them, for processors."""
     known: dict[str, Any] = {
         name: value for name, value in floats.items() if name in SamplingParams.__dataclass_fields__
     }
     more: dict[str, Any] = {}
     if extras is not None:
         for name, row in SAMPLING_LISTS.items():
-            if row.kind != "words":  # of these there are token ids and no texts
+            if row.kind != "words":  # the worker has their token ids, but not their texts
                 more[name] = (dict(extras[name]) if row.kind == "biases" else extras[name]) or None
         more |= {
             "extra_args": None if extras.arguments is None else json.loads(extras.arguments),

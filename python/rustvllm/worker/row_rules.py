@@ -1,7 +1,7 @@
-"""The token rules of the requests in persistent rows: taken in once, put together for the rows of a step.
+"""The token rules of requests, by persistent row: added once, and combined for the rows of a step.
 
-A row without rules costs nothing. Bad words of several tokens need to know how the output ends: its last ids lie in one
-array on the device, pushed on by each sampled token.
+A row without rules costs nothing. A bad word of several tokens depends on how the output ends, so one array on the
+device holds the last ids of each output, and each sampled token shifts it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 _Ids = npt.NDArray[np.int64]
 _NOTHING = -1
-"""Where an output is shorter than what is kept of it."""
+"""Fills ``_recent`` where an output is shorter than the row."""
 _ANYTHING = -2
-"""Where a bad word is shorter than the longest."""
+"""Pads bad words that are shorter than the longest; matches every id."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """Of one request, on the host."""
+    """The rules of one request, on the host."""
 
     allowed_ids: _Ids
     banned_ids: _Ids
@@ -43,10 +43,10 @@ class _Rules:
 
 @dataclass(frozen=True, slots=True)
 class SelectedRules:
-    """Of the sampled rows while these stay the same; what depends on the step is missing."""
+    """The rules of the sampled rows, valid while the rows stay the same, without what depends on the step."""
 
     rules: TokenRules
-    persistent_rows: Tensor | None  # int64 [w], of each bad word of several tokens
+    persistent_rows: Tensor | None  # int64 [w], the row of each bad word of several tokens
     beginnings: Tensor | None  # int64 [w, longest − 1]
 
 
@@ -65,12 +65,12 @@ class RowRules:
         return not self._by_row
 
     def admit(self, row: int, extras: SamplingExtras, output_token_ids: Sequence[int]) -> None:
-        """Take the rules of a new or resumed request in.
+        """Add the rules of a new or resumed request.
 
         Args:
-            row: Where it is.
-            extras: Its parameters that are lists; ids are in the vocabulary.
-            output_token_ids: What it has generated so far.
+            row: Its persistent row.
+            extras: Its list parameters; all ids are in the vocabulary.
+            output_token_ids: The tokens it has generated so far.
         """
         words = extras["bad_words"]
         several = [word for word in words if len(word) > 1]
@@ -106,7 +106,7 @@ class RowRules:
                 self._by_row.pop(row, None)
 
     def select(self, rows: npt.NDArray[np.int32]) -> SelectedRules | None:
-        """The rules of the rows that are sampled; None when none of them has any."""
+        """The combined rules of the sampled rows; None if no row has any."""
         if not self._by_row:
             return None
         chosen = [(index, row, rules) for index, row in enumerate(rows.tolist()) if (rules := self._by_row.get(row))]
@@ -155,7 +155,7 @@ class RowRules:
         )
 
     def now(self, selected: SelectedRules, drafts: DeviceDrafts | None = None) -> TokenRules:
-        """The rules of a step, with what the outputs end in now, and in a row of logits behind drafts, with these."""
+        """The rules of a step, with matches of bad words; the drafts before a row of logits count as its output."""
         if selected.persistent_rows is None or selected.beginnings is None:
             return selected.rules
         beginnings = selected.beginnings
@@ -167,7 +167,7 @@ class RowRules:
         return replace(selected.rules, word_matches=matches)
 
     def append(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:
-        """Remember what was sampled.
+        """Remember sampled tokens.
 
         Args:
             rows: ``[n]``, each once.
@@ -179,11 +179,11 @@ class RowRules:
         self._recent[which] = torch.cat((self._recent[which, 1:], token_ids[:, None]), dim=1)
 
     def append_accepted(self, rows: npt.NDArray[np.int32], ids: Tensor) -> None:
-        """Remember what a step with drafts gave.
+        """Remember the tokens of a step with drafts.
 
         Args:
             rows: ``[r]``, each once.
-            ids: int32 ``[r, c]`` on the device; negative after the last of a row.
+            ids: int32 ``[r, c]`` on the device; negative after the last id of a row.
         """
         if not self._by_row or not self._recent.shape[1]:
             return

@@ -1,7 +1,7 @@
-"""The arrays of one step, shared with the Rust core: torch memory that numpy sees as well, and their copy on a device.
+"""The arrays of one step, shared with the Rust core: memory that torch and numpy both see, and its copy on a device.
 
-A set is one block of memory, pinned for a GPU: first the arrays that the device needs, then room for what the host
-works out of the others (``stage``), then the rest. So one copy brings all of a step to the device.
+A buffer set is one block of memory, pinned for a GPU. First come the arrays that the device needs, then room for what
+the host computes from the others (``stage``), then the rest. So a single copy brings the whole step to the device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from rustvllm.worker.streams import DeviceStreams, Event
 
 BufferSpec = Sequence[tuple[str, str, tuple[int, ...]]]
-"""Name, dtype and shape of every array of a set, as ``_core.step_buffer_spec`` gives them."""
+"""Name, dtype and shape of every array of a set, as ``_core.step_buffer_spec`` returns them."""
 
 ON_DEVICE = (
     "idx_mapping",
@@ -30,29 +30,29 @@ ON_DEVICE = (
     "positions",
     "slot_mapping",
 )
-"""Arrays that the device reads as the core wrote them."""
+"""Arrays that the device reads exactly as the core wrote them."""
 
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 _ALIGNMENT = 64
 _STAGED_BYTES_PER_REQUEST = 160
 _STAGED_BYTES_PER_TOKEN = 24
-"""The inputs of a graph with pieces of prompts, and which tokens have which adapter."""
+"""For the inputs of a graph with pieces of prompts, and the adapter of each token."""
 
 
 class StepBuffers:
-    """One set. The core writes it in ``schedule`` and the runner reads it until ``update_from_output``.
+    """One buffer set. The core writes it in ``schedule``, and the runner reads it until ``update_from_output``.
 
-    With ``streams`` the set has a mirror on the device: ``begin``, ``stage`` what else it shall hold, ``send``, launch
-    what reads it, ``release``. Without, the device is the CPU, which reads the set itself.
+    With ``streams`` the set has a mirror on the device. Call ``begin``, ``stage`` for each additional array, ``send``,
+    launch the work that reads it, and then ``release``. Without, the device is the CPU, which reads the set itself.
 
     Args:
         spec: The arrays.
         device: Where the mirror lies.
-        streams: Of the device.
+        streams: The device's streams.
 
     Attributes:
-        tensors: The arrays as torch sees them, on the host.
-        arrays: The same memory as numpy sees it.
+        tensors: The arrays on the host, as tensors.
+        arrays: The same memory as numpy arrays.
     """
 
     def __init__(
@@ -97,19 +97,19 @@ class StepBuffers:
         return self.arrays[name][:length]
 
     def on_device(self, name: str, length: int) -> Tensor:
-        """The first entries of one of ``ON_DEVICE``, on the device: what it holds once the step was sent."""
+        """The first entries of one of the ``ON_DEVICE`` arrays, on the device; valid once the step has been sent."""
         return self._on_device[name][:length]
 
     def begin(self) -> None:
-        """Forget what was staged in this set before: the step that read it is over."""
+        """Forget the arrays staged before: the step that read them is over."""
         self._next_staged = self._first_staged
         self._is_sent = False
 
     def stage(self, array: npt.NDArray[np.generic]) -> Tensor:
-        """An array of the host on the device, to be had until the set is used again, and only after ``send``.
+        """Put a host array on the device; valid after ``send``, and until the set is used again.
 
         Raises:
-            RuntimeError: The step was sent already.
+            RuntimeError: The step has already been sent.
         """
         array = np.ascontiguousarray(array)
         if self._mirror is None or self._streams is None:
@@ -119,13 +119,13 @@ class StepBuffers:
         start = self._next_staged
         end = start + array.nbytes
         if end > self._end_staged:
-            return send_array(array, self._mirror.device)  # more than expected: memory and a copy of its own
+            return send_array(array, self._mirror.device)  # more than expected: allocate and copy it separately
         self._block_array[start:end] = array.reshape(-1).view(np.uint8)
         self._next_staged = _aligned(end)
         return self._mirror[start:end].view(torch.from_numpy(array).dtype).view(array.shape)
 
     def send(self) -> None:
-        """Copy the step to the device, in one piece; what computes from now on waits for it, the host does not."""
+        """Copy the step to the device in one piece; computation launched later waits for it, the host does not."""
         if self._mirror is None or self._streams is None:
             return
         self._is_sent = True
@@ -139,21 +139,21 @@ class StepBuffers:
         self._streams.compute.wait_event(arrived)
 
     def release(self, computed: Event) -> None:
-        """Set the event after which the mirror is free."""
+        """Set the event after which the mirror may be overwritten."""
         self._mirror_read = computed
 
 
 def send_array(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """An array in memory of its own on a device, in the order of the current stream; the host does not wait."""
+    """Copy an array to new memory on a device, in the order of the current stream; the host does not wait."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
         return tensor.to(device)
-    # torch gives pinned memory to another only when the copies that were launched from it are done.
+    # torch reuses pinned memory only after the copies launched from it are done.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _staged_bytes(spec: BufferSpec) -> int:
-    """Room for the block-table entries of a step, each with its place (8 bytes) and value (4), and for the rest."""
+    """Room for a step's block-table entries, each with its index (8 bytes) and value (4), and for the rest."""
     sizes = {name: math.prod(shape) for name, _, shape in spec}
     entries, requests, tokens = (sizes.get(name, 0) for name in ("bt_block_ids", "idx_mapping", "input_ids"))
     per_token = _STAGED_BYTES_PER_TOKEN * tokens

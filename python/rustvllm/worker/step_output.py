@@ -1,4 +1,4 @@
-"""What a step gave, in host memory: the one thing that every executor hands back to the scheduler."""
+"""The results of a step in host memory, which every executor returns to the scheduler."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import numpy.typing as npt
 
 
 class AsyncModelRunnerOutput(Protocol):
-    """A step that was launched."""
+    """A launched step."""
 
     def is_done(self) -> bool:
         """Whether ``get_output`` would return at once."""
 
     def get_output(self) -> ModelRunnerOutput:
-        """Wait for the end of the step, without holding the interpreter; whatever the step raised is raised here."""
+        """Wait for the end of the step without holding the GIL; an error of the step is raised here."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """What a step sampled. It is its own ``AsyncModelRunnerOutput``, of a step that was over when it was launched.
+    """The results of a step. It is its own ``AsyncModelRunnerOutput``, for steps that are over once launched.
 
     Attributes:
         sampled_token_ids: int32 ``[num_sampled, 1]``, or ``[num_sampled, 1 + d]`` in a step with at most ``d`` drafts
-            for a request; C-contiguous, in the order of ``sampled_rows``. A negative number where a row has no token,
-            or no more.
-        logprobs: Of the tokens whose requests asked for them: places among the sampled ids (int32 ``[m]``), token ids
-            (int32 ``[m, 1 + k]``, the sampled one first), log-probabilities (float32, same shape) and ranks (int32
+            for a request; C-contiguous, in the order of ``sampled_rows``. Negative where a row has no token, or no
+            more.
+        logprobs: Of the tokens whose requests asked for them: flat indices into the sampled ids (int32 ``[m]``), token
+            ids (int32 ``[m, 1 + k]``, the sampled one first), log-probabilities (float32, same shape) and ranks (int32
             ``[m]``). None if no request asked.
-        prompt_logprobs: Of the places of prompts that the step was asked for: candidates per place (int32, one per
-            request that asks), token ids and log-probabilities (int32 and float32, row after row without gaps, each
-            place's own token first) and ranks (int32, one per place). None if no request asked.
-        row_error: Why rows have no token, in addition to their codes; None if the codes say all.
+        prompt_logprobs: Of the step's prompt tokens whose requests asked for them: candidates per token (int32, one
+            per request that asks), token ids and log-probabilities (int32 and float32, row after row without gaps, the
+            prompt's own token first in each) and ranks (int32, one per token). None if no request asked.
+        row_error: Why rows have no token, in addition to their codes; None if the codes are enough.
     """
 
     sampled_token_ids: npt.NDArray[np.int32]
@@ -43,7 +43,7 @@ class ModelRunnerOutput:
     row_error: str | None = None
 
     def with_tokens(self, token_ids: npt.NDArray[np.int32]) -> ModelRunnerOutput:
-        """The same with the step's tokens, int32 ``[num_sampled, c]``; negative ones have no log-probabilities."""
+        """The same with the step's token ids, int32 ``[num_sampled, c]``; negative ids lose their log-probabilities."""
         logprobs = self.logprobs
         if logprobs is not None and (token_ids < 0).any():
             places, ids, values, ranks = logprobs
@@ -66,12 +66,12 @@ LogprobsTuple = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[
 def make_output(
     logprobs: LogprobsTuple | None, row_errors: Iterable[str], prompt_logprobs: LogprobsTuple | None = None
 ) -> ModelRunnerOutput:
-    """The results of a step in addition to its tokens.
+    """The results of a step other than its tokens.
 
     Args:
-        logprobs: As the attribute, of any of the rows.
+        logprobs: See the attribute; rows may turn out to have no token.
         row_errors: Why rows have no token.
-        prompt_logprobs: As the attribute.
+        prompt_logprobs: See the attribute.
     """
     row_error = "; ".join(dict.fromkeys(row_errors)) or None
     return ModelRunnerOutput(np.empty((0, 1), np.int32), logprobs, prompt_logprobs, row_error)

@@ -1,9 +1,9 @@
-"""The streams of a device: which work overlaps, and the events that put it in order.
+"""The streams of a device: which work overlaps, and the events that order it.
 
-``compute`` runs the model and the sampler, in the order of the steps. What must not hold it up has a stream of its own:
-``inputs`` brings a step's arrays to the device while the step before still computes, ``outputs`` brings back what was
-sampled while the next step begins, ``swaps`` moves KV blocks. Streams are independent: work that reads what another
-stream wrote, or writes what another one read, waits for that one's event first.
+``compute`` runs the model and the sampler, in the order of the steps. Work that must not delay it has its own stream:
+``inputs`` brings a step's arrays to the device while the previous step still computes, ``outputs`` brings sampled
+tokens back while the next step begins, and ``swaps`` moves KV blocks. Streams are independent: work that reads what
+another stream wrote, or overwrites what another stream read, first waits for that stream's event.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Event(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Hold the host, but not the interpreter, until everything before it is done."""
+        """Make the host wait, without holding the GIL, until everything before it is done."""
         ...
 
 
 class Stream(Protocol):
-    """Work in order."""
+    """A queue of work that runs in order."""
 
     def record_event(self) -> Event:
-        """An event after everything that was launched so far."""
+        """An event after everything launched so far."""
         ...
 
     def wait_event(self, event: Any) -> None:
-        """Run what is launched from now on after an event; the host does not wait."""
+        """Make work launched from now on wait for an event; the host does not wait."""
         ...
 
 
@@ -45,12 +45,12 @@ class DeviceStreams:
     """See the module.
 
     Attributes:
-        compute: The model's and the sampler's; the runner makes it the current one, whatever its caller's is.
-        inputs: Host to device, arrays of a step.
-        outputs: Device to host, what was sampled.
-        swaps: KV blocks between the device and CPU memory.
-        use: Makes a stream the current one within a ``with``.
-        synchronize: Holds the host until every stream is idle.
+        compute: For the model and the sampler; the runner makes it the current stream, whatever the caller's is.
+        inputs: Host to device, for the arrays of a step.
+        outputs: Device to host, for sampled tokens.
+        swaps: For KV blocks between the device and CPU memory.
+        use: Makes a stream the current one within a ``with`` block.
+        synchronize: Makes the host wait until every stream is idle.
     """
 
     compute: Stream
@@ -62,7 +62,7 @@ class DeviceStreams:
 
 
 def make_streams(device: torch.device) -> DeviceStreams | None:
-    """The streams of a CUDA device; None for the CPU, which does everything in order."""
+    """The streams of a CUDA device; None for other devices, which do everything in order."""
     if device.type != "cuda":
         return None
     inputs, outputs, swaps = (torch.cuda.Stream(device) for _ in range(3))  # type: ignore[no-untyped-call]

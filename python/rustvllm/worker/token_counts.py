@@ -1,4 +1,4 @@
-"""How often the requests with penalties hold each token id; kept up token by token."""
+"""Counts how often each token id occurs in requests with penalties, updated token by token."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from rustvllm.worker.step_buffers import send_array
 
 TokenIds = Callable[[int], list[int]]
-"""Prompt and output of the request in a persistent row (``_core.Scheduler.token_ids``)."""
+"""Returns prompt and output of the request in a persistent row (``_core.Scheduler.token_ids``)."""
 
 
 class TokenCounts:
-    """Counts for those rows that need them; a row without penalties costs nothing.
+    """Counts for the rows that need them; a row without penalties costs nothing.
 
-    A row's counts are made when a request with penalties is put there (also when it comes back after a preemption) and
-    then only incremented. On a GPU memory for all rows is taken with the first of them, ``num_bytes``, and never moves;
-    elsewhere it grows.
+    A row's counts are made when a request with penalties gets the row, also after a preemption, and from then on only
+    incremented. On a GPU, the first such request allocates memory for all rows (``num_bytes``), which never moves; on
+    other devices the memory grows.
 
     Attributes:
         output_counts: int32 ``[capacity, vocab_size]``.
@@ -40,7 +40,7 @@ class TokenCounts:
         return self._num_rows * self.output_counts.shape[1] * (torch.int32.itemsize + torch.bool.itemsize)
 
     def admit(self, row: int, token_ids: list[int], num_prompt_tokens: int) -> None:
-        """Count what the request in ``row`` holds."""
+        """Count the tokens of the request in ``row``."""
         slot = self._take_slot()
         self._slot_of_row[row] = slot
         ids = self._send(np.asarray(token_ids, np.int64))
@@ -60,11 +60,11 @@ class TokenCounts:
             self._free.extend(slots.tolist())
 
     def slots(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """Where the counts of some rows lie; −1 for a row without."""
+        """The index of each row's counts; −1 for a row without counts."""
         return self._slot_of_row[rows]
 
     def add(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:
-        """Count one new token of each row (rows without counts are left out).
+        """Count one new token of each row that has counts.
 
         Args:
             rows: ``[n]``, each once.
@@ -77,11 +77,11 @@ class TokenCounts:
             self.output_counts[self._send(slots[counted]), ids] += 1
 
     def add_accepted(self, rows: npt.NDArray[np.int32], ids: Tensor) -> None:
-        """Count the tokens that each row was given in a step with drafts.
+        """Count the tokens that a step with drafts gave each row.
 
         Args:
             rows: ``[r]``, each once.
-            ids: int32 ``[r, c]`` on the device; negative after the last of a row.
+            ids: int32 ``[r, c]`` on the device; negative after the last id of a row.
         """
         slots = self._slot_of_row[rows]
         counted = np.flatnonzero(slots >= 0)
@@ -96,7 +96,7 @@ class TokenCounts:
             capacity, vocab_size = self.output_counts.shape
             grown = max(4, capacity)
             if self.output_counts.device.type == "cuda":
-                grown = self._num_rows  # once: twice as much would exist while it grows
+                grown = self._num_rows  # all at once: old and new memory exist together while it grows
             self.output_counts = torch.cat((self.output_counts, self.output_counts.new_zeros(grown, vocab_size)))
             self.prompt_mask = torch.cat((self.prompt_mask, self.prompt_mask.new_zeros(grown, vocab_size)))
             self._free.extend(range(capacity, capacity + grown))

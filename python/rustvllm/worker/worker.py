@@ -1,4 +1,4 @@
-"""One device: chooses it, loads the model there, makes the KV cache and owns the runner."""
+"""The worker of one device: chooses the device, loads the model, makes the KV cache and owns the runner."""
 
 from __future__ import annotations
 
@@ -66,29 +66,29 @@ CACHE_DTYPES = {
     "fp8": torch.uint8,
     "fp8_e4m3": torch.uint8,
 }
-"""What tensors of a KV cache hold, by ``kv_cache_dtype``."""
+"""The torch dtype of a KV cache, by ``kv_cache_dtype``."""
 SINGLE_THREAD_BYTES = 32 << 20
-"""A model with fewer bytes of parameters is run by one thread: its products are so short that threads cost more in
-waiting for each other than they save, and on a busy machine thirty times as much. ``cpu_threads`` overrides it, and so
-does ``OMP_NUM_THREADS``."""
+"""A model with fewer bytes of parameters runs in one thread: its products are so short that threads lose more time
+waiting for each other than they save, and on a busy machine thirty times as much. ``cpu_threads`` and
+``OMP_NUM_THREADS`` override this."""
 
 
 class Worker:
     """See the module.
 
     Args:
-        config: Of the engine.
+        config: The engine's configuration.
         float_columns: Names of the columns of ``sampling_float``.
         int_columns: Names of the columns of ``sampling_int``.
-        group: The ranks that share layers with this one; the first of the last stage alone samples.
-        stage: Which layers they have.
+        group: The ranks that share layers with this one; only the first rank of the last stage samples.
+        stage: Which layers these ranks have.
 
     Attributes:
         group: As given.
         stage: As given.
         device: Where everything lies.
-        dtype: Of weights, and of the cache unless that has eight bits.
-        runner: There once the model is loaded.
+        dtype: The dtype of weights, and of the KV cache unless that has another.
+        runner: Set once the model is loaded.
     """
 
     def __init__(
@@ -105,15 +105,15 @@ class Worker:
         self._int_columns = tuple(int_columns)
         self.device = resolve_device(config.device.device, group.rank % config.parallel.ranks_per_node)
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # an embedding program may have made another one the current one
+            torch.cuda.set_device(self.device)  # the calling program may have made another device current
         self.dtype = resolve_dtype(config.model.dtype, self.device, config.model.hf_config)
         self.runner: GPUModelRunner | None = None
-        self._has_no_graphs = False  # because one was tried
-        self._threads: _core.CpuThreads | None = None  # of the core's kernels, on the CPU
+        self._has_no_graphs = False  # set when a capture shows that the model cannot run in a graph
+        self._threads: _core.CpuThreads | None = None  # threads of the core's kernels, on the CPU
 
     @property
     def num_bytes_per_block(self) -> int:
-        """Bytes of one KV block over all layers, those of a second model included."""
+        """Bytes of one KV block over all layers, including those of a draft model."""
         runner = self._loaded()
         models = [runner.model, *([] if runner.draft_model is None else [runner.draft_model.model])]
         block_size, dtype = self.config.cache.block_size, self.cache_dtype
@@ -121,7 +121,7 @@ class Worker:
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """Of the KV cache: the model's, another one that was asked for, or uint8 for what attention reads as e4m3."""
+        """The dtype of the KV cache: the model's, or the one configured; uint8 where attention reads bytes as e4m3."""
         name = self.config.cache.kv_cache_dtype
         return self.dtype if name == "auto" else CACHE_DTYPES[name]
 
@@ -154,7 +154,7 @@ class Worker:
             async_scheduling=self.config.scheduler.async_scheduling,
             streams=make_streams(self.device),
             adapters=adapters,
-            # With stages no step holds a −1: a request is in one of them at a time.
+            # With stages no step has a −1, because a request is in only one stage at a time.
             share_ids=self.group.broadcast
             if self.config.scheduler.async_scheduling and self.group.size > 1 and self.stage.count == 1
             else None,
@@ -163,7 +163,7 @@ class Worker:
         self.runner.sampler = Sampler(cpu_draw)
         self.runner.scorer = Scorer(self.config.model.logprobs_mode, cpu_draw)
         if self.config.draft_model is not None:
-            assert self._threads is not None  # of a model on the CPU
+            assert self._threads is not None  # draft models run only on the CPU
             self.runner.draft_model = load_draft_model(
                 self.config,
                 self.config.draft_model,
@@ -174,7 +174,7 @@ class Worker:
             )
 
     def _load_target(self) -> CausalLM:
-        """The model that requests name, with the core's parts in place where the core computes."""
+        """Load the model that requests name; on the CPU, put the core's kernels in place."""
         on_cpu = self.device.type == "cpu"
         on_device = partial(make_device_packer, device=self.device)
         model = load_model(
@@ -195,7 +195,7 @@ class Worker:
         return model
 
     def _make_adapters(self, model: CausalLM) -> AdapterStore | None:
-        """Room for the adapters of a model; None: they are not enabled."""
+        """Room for the adapters of a model; None if adapters are not enabled."""
         if self.config.lora is None:
             return None
         invariant = self.config.device.batch_invariant
@@ -203,7 +203,7 @@ class Worker:
         return AdapterStore(model, self.config.lora, self.dtype, self._threads, batch_invariant=invariant, send=send)
 
     def _make_batch(self, vocab_size: int) -> InputBatch:
-        """The persistent batch; of a rank that does not sample, without what only sampling needs."""
+        """The persistent batch; a rank that does not sample has one without what only sampling needs."""
         make_batch = InputBatch if self.group.rank == 0 and self.stage.is_last else FollowerBatch
         input_batch = make_batch(
             max_num_seqs=self.config.scheduler.max_num_seqs,
@@ -218,20 +218,20 @@ class Worker:
         return input_batch
 
     def determine_num_blocks(self) -> int:
-        """KV blocks, the null block included; see :meth:`KVCacheMemory.num_blocks`."""
+        """The number of KV blocks, including the null block; see :meth:`KVCacheMemory.num_blocks`."""
         return self._cache_memory().num_blocks(self._cuda_budget)
 
     def determine_num_cpu_blocks(self, num_blocks: int) -> int:
-        """Blocks in CPU memory for preempted requests; see :meth:`KVCacheMemory.num_cpu_blocks`."""
+        """The number of blocks in CPU memory for preempted requests; see :meth:`KVCacheMemory.num_cpu_blocks`."""
         return self._cache_memory().num_cpu_blocks(num_blocks)
 
     def initialize_kv_cache(
         self, num_blocks: int, buffer_spec: BufferSpec, num_sets: int, num_cpu_blocks: int = 0
     ) -> list[dict[str, np.ndarray[Any, Any]]]:
-        """Take the memory of the KV cache, of its CPU tier and of the step-buffer sets.
+        """Allocate the KV cache, its CPU tier and the step-buffer sets.
 
         Returns:
-            The sets as numpy sees them, for ``_core.Scheduler``.
+            The sets as numpy arrays, for ``_core.Scheduler``.
         """
         if self.device.type == "cpu":
             host_allocator.keep_freed_memory()
@@ -266,7 +266,7 @@ class Worker:
 
     @property
     def adapters(self) -> AdapterStore:
-        """Those of the model.
+        """The adapters of the model.
 
         Raises:
             ConfigError: Adapters are not enabled.
@@ -276,8 +276,9 @@ class Worker:
         return adapters
 
     def warm_up(self) -> None:
-        """Run a small step of every kind, so that no request waits for libraries that set themselves up; see
-        ``capture_graphs`` for what else.
+        """Run a small step of every kind, so that no request waits for libraries to initialize, and capture graphs.
+
+        See ``capture_graphs``.
 
         Raises:
             ModelLoadError: A CUDA graph cannot be captured.
@@ -290,12 +291,12 @@ class Worker:
         self.capture_graphs()
 
     def capture_graphs(self) -> None:
-        """Capture the CUDA graphs of steps, where there are to be any and not only when they are needed.
+        """Capture the CUDA graphs of steps, if graphs are enabled and not captured lazily.
 
-        A model that cannot run in one does without, unless sizes were asked for.
+        A model that cannot run in a graph runs without, unless the configuration lists capture sizes.
 
         Raises:
-            ModelLoadError: There is no memory for them, or one that the configuration names cannot be captured.
+            ModelLoadError: There is no memory for them, or a graph that the configuration lists cannot be captured.
         """
         runner = self._loaded()
         if runner.graphs is None:
@@ -317,18 +318,18 @@ class Worker:
 
     @contextmanager
     def _explained_start(self, what: str) -> Iterator[None]:
-        """Says what to lower where the device has no memory for what a start does."""
+        """Turn a device's out-of-memory error during the start into one that says what to lower."""
         try:
             yield
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(str(self.out_of_memory(error, what))) from error
 
     def out_of_memory(self, error: torch.OutOfMemoryError, what: str) -> DeviceMemoryError:
-        """The error that says what to lower, instead of torch's; what torch holds back is given to the device.
+        """The error that says what to lower, in place of torch's; also returns torch's unused memory to the device.
 
         Args:
-            error: torch's.
-            what: Was being done.
+            error: The error from torch.
+            what: What needed the memory.
         """
         torch.cuda.empty_cache()
         scheduler, cache = self.config.scheduler, self.config.cache
@@ -339,7 +340,7 @@ class Worker:
         )
 
     def shutdown(self) -> None:
-        """Let the model and the cache go."""
+        """Free the model and the cache."""
         self.runner = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -353,12 +354,12 @@ class Worker:
         self._set_num_threads(outline)
         self._threads = _core.CpuThreads(torch.get_num_threads())
         if self.config.device.batch_invariant:
-            # Torch is left with what goes number by number; split among threads, it would end its vectors elsewhere.
+            # torch only computes elementwise operations; split among threads, their vector loops would end elsewhere.
             torch.set_num_threads(1)
         return make_linear_packer(self.config, outline, self.dtype, self._threads)
 
     def _make_graphs(self, kv_caches: Sequence[Tensor], num_sets: int) -> StepGraphs | None:
-        """The graphs over a KV cache, not captured yet; None where no step runs in one."""
+        """The graphs over a KV cache, not captured yet; None if no step runs in a graph."""
         runner, sizes = self._loaded(), self.config.cuda_graphs.capture_sizes
         recorder = make_graph_recorder(self.device)
         if recorder is None or sizes == () or self._has_no_graphs:
@@ -406,7 +407,7 @@ class Worker:
                 raise ModelLoadError(f"the model cannot run in a CUDA graph ({error}); set enforce_eager") from error
             logger.warning("CUDA graphs: none, because the model cannot run in one (%s)", error)
             self._has_no_graphs = True
-        except RuntimeError as error:  # the device is not to be relied on any more
+        except RuntimeError as error:  # the device may no longer work correctly
             raise ModelLoadError(
                 f"a CUDA graph could not be captured ({str(error).splitlines()[0]}); set enforce_eager"
             ) from error
@@ -417,7 +418,7 @@ class Worker:
             return
         if num_threads is None:
             size = sum(parameter.nbytes for parameter in model.parameters())
-            # torch counts logical cores and knows no quota; more threads than cores make every product slower.
+            # torch counts logical cores and ignores quotas; more threads than cores make every product slower.
             own_cores = max(1, host_resources.num_compute_threads() // self.config.parallel.num_sharers)
             num_threads = 1 if size < SINGLE_THREAD_BYTES else own_cores
         torch.set_num_threads(num_threads)
@@ -432,7 +433,7 @@ class Worker:
         return KVCacheMemory(self.config, self.device, self.dtype.itemsize, self.num_bytes_per_block)
 
     def _cuda_budget(self) -> int:
-        """What is left of ``gpu_memory_utilization`` after the weights and the largest step.
+        """The memory that ``gpu_memory_utilization`` leaves after the weights and the largest step.
 
         Raises:
             ModelLoadError: There is no memory for that step.
@@ -464,21 +465,21 @@ class Worker:
         return budget
 
     def _graph_bytes(self) -> int:
-        """What CUDA graphs will take: some are captured over a small cache, the largest first."""
+        """The memory that CUDA graphs will take: captures some of them over a small cache, the largest first."""
         runner = self._loaded()
         spec, block_size = runner.model.kv_cache_spec, self.config.cache.block_size
         cache = self._zeros(spec.layer_shape(2, block_size, self.cache_dtype))
         graphs = self._make_graphs([cache] * spec.num_layers, num_sets=1)
         if graphs is None:
             return 0
-        torch.cuda.empty_cache()  # as a capture does: what the run before left would count as gained
+        torch.cuda.empty_cache()  # as a capture does; else memory that the run before left would count as freed
         num_bytes = 0
         with self._explained_capture(graphs), runner.computing():
             num_bytes = graphs.measure(self.device)
         return 0 if self._has_no_graphs else num_bytes
 
     def _largest_batch(self) -> list[int]:
-        """Prompt lengths of a step with as many tokens and as many requests as there may be."""
+        """Prompt lengths of a step with the most tokens and the most requests."""
         scheduler, longest = self.config.scheduler, self.config.model.max_model_len
         num_seqs, budget = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
         base, extra = divmod(budget, num_seqs)
@@ -486,9 +487,9 @@ class Worker:
 
 
 def resolve_dtype(dtype: str, device: torch.device, hf_config: Mapping[str, Any]) -> torch.dtype:
-    """The torch dtype of a configuration's name.
+    """The torch dtype for a configured name.
 
-    ``auto`` is float32 on CPU; on CUDA it is the checkpoint's dtype if that has 16 bits, else float16.
+    ``auto`` is float32 on the CPU; on CUDA it is the checkpoint's dtype if that has 16 bits, else float16.
     """
     if dtype != "auto":
         return DTYPES[dtype]
@@ -499,7 +500,7 @@ def resolve_dtype(dtype: str, device: torch.device, hf_config: Mapping[str, Any]
 
 
 def resolve_device(name: str, rank: int = 0) -> torch.device:
-    """The device of a rank: on CUDA one for each, of those that this process may use.
+    """The device of a rank: on CUDA each rank has its own, out of those that this process may use.
 
     Raises:
         ModelLoadError: There is no CUDA device.

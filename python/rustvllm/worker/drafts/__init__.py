@@ -1,1 +1,1 @@
-"""Drafts in a step: a second model that makes them, the rows of logits that they have, and which of them are right."""
+"""Drafts in a step: the second model that makes them, their rows of logits, and the check of which are right."""

@@ -1,8 +1,9 @@
-"""A second model that guesses what the first will draw, so that a step may verify several tokens at once.
+"""A second model that guesses what the first will sample, so that one step can verify several tokens.
 
-It has a KV cache of its own under the same block tables. A step's plan has placeholders behind the rows that are to run
-guesses; they are filled before the first model runs: the second one takes in what it has not seen, and then guesses
-greedily, one token after another. What a row ran without guesses is taken in later, some tokens at a time.
+It has its own KV cache, under the same block tables. A step's plan has placeholders in the rows that are to get
+guesses. They are filled before the first model runs: the second model computes the tokens it has not seen, then guesses
+greedily, one token after another. If a row runs without guesses, the second model catches up later, several tokens at a
+time.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ if TYPE_CHECKING:
     from rustvllm.worker.step_buffers import StepBuffers
 
 _MOST_UNSEEN: Final = 32
-"""Tokens of a request that the second model may lack, so that no step has many of them to take in at once."""
+"""The most tokens of a request that the second model may lag behind, so that it never has to catch up on many."""
 
 _Ints = npt.NDArray[np.int32]
 
 
 class DraftModel:
-    """The second model and what it knows of each row.
+    """The second model, and how far it has followed each row.
 
     Args:
-        model: Filled, on the CPU, with the first model's vocabulary.
+        model: Loaded, on the CPU, with the first model's vocabulary.
         backend: Computes its attention.
         max_num_seqs: Rows of the persistent batch.
-        max_model_len: Tokens of a request at most.
+        max_model_len: The most tokens of a request.
         block_size: Tokens per KV block.
 
     Attributes:
         model: As given.
-        kv_caches: One per layer, of as many blocks as the first model's; put there when the memory is taken.
+        kv_caches: One per layer, with as many blocks as the first model's; set when the memory is allocated.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class DraftModel:
 
         Args:
             output: The step.
-            step: Its arrays; −1 among ``input_ids`` is what is filled.
-            block_table: int32 ``[max_num_seqs + 1, max_blocks_per_seq]``, this step's blocks included.
+            step: Its arrays; each −1 in ``input_ids`` is filled.
+            block_table: int32 ``[max_num_seqs + 1, max_blocks_per_seq]``, including this step's blocks.
         """
         rows = step.int32("idx_mapping", output.num_reqs)
         starts = step.int32("query_start_loc", output.num_reqs + 1)
@@ -79,8 +80,8 @@ class DraftModel:
         begins = positions[starts[:-1]]
         if output.num_new_reqs:
             is_new = np.isin(rows, step.int32("new_rows", output.num_new_reqs))
-            self._num_seen[rows[is_new]] = begins[is_new]  # what was found in the cache both models have
-        # What was rejected, or ran in vain, is computed again.
+            self._num_seen[rows[is_new]] = begins[is_new]  # cached tokens are in the caches of both models
+        # Rejected drafts, and tokens of steps that failed, are computed again.
         self._num_seen[rows] = np.minimum(self._num_seen[rows], begins)
         num_drafts = step.arrays["num_draft_tokens"][: output.num_reqs].astype(np.int32)
         ends = begins + counts - num_drafts
@@ -104,20 +105,20 @@ class DraftModel:
             self._num_seen[deeper] = places + 1
         is_guess = np.arange(guesses.shape[1]) < num_guesses[:, None]
         ids[~is_known] = guesses[is_guess]
-        # The last guess of each row is not run here; when it is accepted, it is what is taken in next.
+        # The last guess of each row has not run here; if it is accepted, it is computed next time.
         last = num_guesses > 0
         self._token_ids[rows[last], ends[last] + num_guesses[last] - 1] = guesses[last, num_guesses[last] - 1]
 
     def _take_in(
         self, rows: _Ints, begins: _Ints, ends: _Ints, is_drawn: npt.NDArray[np.bool_], blocks: npt.NDArray[Any]
     ) -> _Ints:
-        """Run tokens of some rows.
+        """Run tokens of some rows through the second model.
 
         Args:
-            rows: int32 ``[r]``, of the persistent batch.
-            begins: int32 ``[r]``, the position of the first token of each.
-            ends: int32 ``[r]``, one past the last.
-            is_drawn: ``[r]``, after which rows the likeliest id is wanted.
+            rows: int32 ``[r]``, rows of the persistent batch.
+            begins: int32 ``[r]``, the position of each row's first token.
+            ends: int32 ``[r]``, one past the position of the last.
+            is_drawn: ``[r]``, whether the likeliest next id of the row is wanted.
             blocks: int32 ``[max_num_seqs + 1, max_blocks_per_seq]``.
 
         Returns:
@@ -143,7 +144,7 @@ class DraftModel:
         if is_drawn.any():
             found = self.model.forward_logits(input_ids, at, self.kv_caches, plan, last, chooses=True)
             if found is not None and found.ids is not None:
-                return _ints(found.ids.clamp_(min=0))  # without numbers any id will do
+                return _ints(found.ids.clamp_(min=0))  # negative without a valid logit: then any id will do
         hidden = self.model(input_ids, at, self.kv_caches, plan)
         if not is_drawn.any():
             return np.zeros(0, np.int32)
@@ -163,15 +164,15 @@ def load_draft_model(
     available_memory: int,
     threads: CpuThreads,
 ) -> DraftModel:
-    """Load a second model, on the CPU.
+    """Load the second model, on the CPU.
 
     Args:
-        config: Of the engine.
-        draft: Of the second model.
-        dtype: Of both.
-        cache_dtype: Of the caches of both.
-        available_memory: Bytes that are free.
-        threads: Which compute both.
+        config: The engine's configuration.
+        draft: The second model's configuration.
+        dtype: The dtype of both models.
+        cache_dtype: The dtype of both KV caches.
+        available_memory: Free memory in bytes.
+        threads: The threads that compute both models.
 
     Raises:
         ModelLoadError: See ``model_loader.load_model``.

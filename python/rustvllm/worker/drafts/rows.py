@@ -1,4 +1,4 @@
-"""Which rows of logits a step with drafts has, in numbers of the host; no torch."""
+"""Which rows of logits a step with drafts has, as numpy arrays on the host; no torch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from rustvllm._core import SchedulerOutput
 
 NO_TOKEN = -1
-"""What ends a row of sampled ids."""
+"""Fills a row of sampled ids behind its last token."""
 NO_DRAFT = -2
-"""Where a request has fewer drafts than another; equal to nothing that is sampled."""
+"""Fills the drafts of a request that has fewer than another; never equal to a sampled id."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRows:
-    """A sampled request has a row of logits for the token behind its newest one, and one behind each of its drafts.
+    """The rows of logits of a step: each sampled request has one for its newest token and one for each of its drafts.
 
     Attributes:
-        requests: int64 ``[n]``, which of the step's samples each row of logits belongs to, ascending.
-        depths: int64 ``[n]``, how many drafts come before the token that it is for.
+        requests: int64 ``[n]``, the sample of the step that each row of logits belongs to, ascending.
+        depths: int64 ``[n]``, how many drafts precede the token that the row is for.
         drafts: int64 ``[num_sampled, d]``, padded with ``NO_DRAFT``; ``d`` is at least 1.
     """
 
@@ -34,7 +34,7 @@ class DraftRows:
 
     @property
     def first(self) -> npt.NDArray[np.int64]:
-        """The row of logits of each sample that follows known tokens, int64 ``[num_sampled]``."""
+        """The first row of logits of each sample, which follows no drafts, int64 ``[num_sampled]``."""
         return np.flatnonzero(self.depths == 0)
 
     @property
@@ -44,28 +44,28 @@ class DraftRows:
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:
-        """The draft before the token of each row of logits, int32 ``[n]``; ``NO_DRAFT`` where there is none."""
+        """The draft directly before each row's token, int32 ``[n]``; ``NO_DRAFT`` where there is none."""
         return np.where(self.depths > 0, self.drafts[self.requests, self.depths - 1], NO_DRAFT).astype(np.int32)
 
     @property
     def places(self) -> npt.NDArray[np.int64]:
-        """Where the token of each row of logits stands among the step's ids ``[num_sampled, 1 + d]``, int64 ``[n]``."""
+        """Where each row's token goes in the step's ids ``[num_sampled, 1 + d]``, as a flat index, int64 ``[n]``."""
         return np.asarray(self.requests * (1 + self.drafts.shape[1]) + self.depths)
 
     def earlier(self, which: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The drafts before the tokens of some rows of logits, as pairs.
+        """All drafts before the tokens of some rows of logits, as pairs of row and id.
 
         Args:
-            which: int64 ``[m]``, ascending; at least one.
+            which: int64 ``[m]``, rows of logits, ascending; at least one.
 
         Returns:
-            Places in ``which``, int64 ``[k]``, and token ids, int64 ``[k]``.
+            Indices into ``which``, int64 ``[k]``, and token ids, int64 ``[k]``.
         """
         places, columns = np.nonzero(np.arange(self.drafts.shape[1]) < self.depths[which][:, None])
         return places, self.drafts[self.requests[which[places]], columns]
 
     def accept(self, sampled: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """The ids of each sample: drafts while they equal what was sampled in their place, and one more.
+        """The ids of each sample: its drafts, as long as they equal the sampled ids, and then one sampled id.
 
         Args:
             sampled: int32 ``[n]``, one for each row of logits.
@@ -82,12 +82,12 @@ class DraftRows:
 
 
 def draft_rows(output: SchedulerOutput, arrays: Mapping[str, npt.NDArray[Any]]) -> DraftRows | None:
-    """The rows of logits of a step; None if it has no drafts, so that there is one for each sample."""
+    """The rows of logits of a step; None if the step has no drafts, so that each sample has one row."""
     if output.num_logits == output.num_sampled:
         return None
     num_drafts = arrays["num_draft_tokens"][: output.num_reqs]
     rows = arrays["idx_mapping"][: output.num_reqs]
-    is_sampled = np.zeros(int(rows.max()) + 1, np.bool_)  # by persistent row; `np.isin` would sort both
+    is_sampled = np.zeros(int(rows.max()) + 1, np.bool_)  # by persistent row; `np.isin` would sort both arrays
     is_sampled[arrays["sampled_rows"][: output.num_sampled]] = True
     num_logits = 1 + num_drafts[is_sampled[rows]].astype(np.int64)
     requests = np.repeat(np.arange(num_logits.size), num_logits)

@@ -1,7 +1,7 @@
-"""Drafts on the device: which of them are what was sampled, and what follows from those before a row.
+"""Drafts on the device: which of them equal the sampled tokens, and which drafts precede a row of logits.
 
-Each row of logits is sampled as if its request had decoded up to there. A draft that equals the token of its place is
-kept, so what a request gets is what it would have got without drafts.
+Each row of logits is sampled as if its request had decoded up to there. A draft is kept if it equals the token sampled
+in its place, so a request gets the same tokens as without drafts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class DeviceDrafts:
     """The drafts of one step.
 
     Args:
-        rows: Its rows of logits.
-        step: Where they are staged, so it must be sent before they are looked at.
+        rows: The step's rows of logits.
+        step: Where they are staged; they are on the device only after it has been sent.
 
     Attributes:
         rows: The same.
@@ -36,9 +36,9 @@ class DeviceDrafts:
             self._for_kernel = step.stage(rows.ids), step.stage(rows.starts)
 
     def accept(self, sampled: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``DraftRows.accept``: int32 ``[n]`` to int32 ``[num_sampled, 1 + d]``.
+        """See ``DraftRows.accept``: takes int32 ``[n]``, returns int32 ``[num_sampled, 1 + d]``.
 
-        Behind it the last id of each sample, int32 ``[num_sampled]``, 0 where there is none.
+        Also returns the last id of each sample, int32 ``[num_sampled]``, or 0 if a sample has none.
         """
         if self._for_kernel is not None:
             from rustvllm.kernels.verify import verify
@@ -60,11 +60,11 @@ class DeviceDrafts:
         return torch.where(columns <= num_right[:, None], ids, NO_TOKEN)
 
     def push(self, endings: Tensor, rows: Tensor) -> Tensor:
-        """What outputs end in once the drafts before a row are counted to them.
+        """Append to endings of outputs the drafts that precede a row of logits, and keep as many ids as before.
 
         Args:
             endings: int64 ``[w, length]``, the last ids of an output.
-            rows: int64 ``[w]``, the row of logits that each is wanted for.
+            rows: int64 ``[w]``, the row of logits for which each ending is wanted.
         """
         longer = torch.cat((endings, self._drafts[self._requests[rows]]), dim=1)
         columns = torch.arange(endings.shape[1], device=endings.device)
@@ -72,11 +72,11 @@ class DeviceDrafts:
 
 
 def last_tokens(ids: Tensor) -> Tensor:
-    """The last id of each row, int32 ``[r, c]`` to int32 ``[r]``; 0 where a row has none."""
+    """The last id of each row: takes int32 ``[r, c]``, returns int32 ``[r]``, 0 where a row has none."""
     last = (ids >= 0).sum(dim=1, keepdim=True).sub(1).clamp(min=0)
     return ids.gather(1, last)[:, 0].clamp(min=0)
 
 
 def add_counts(counts: Tensor, rows: Tensor, ids: Tensor) -> None:
-    """Count ids in place: int32 ``[p, vocab_size]``, int64 ``[k]`` of its rows and int64 ``[k]``; pairs may repeat."""
+    """Count ids in place in int32 ``[p, vocab_size]``: rows and ids are int64 ``[k]``, and pairs may repeat."""
     counts.index_put_((rows, ids), torch.ones_like(ids, dtype=counts.dtype), accumulate=True)

@@ -1,1 +1,1 @@
-"""CUDA graphs: steps that are launched as a whole."""
+"""CUDA graphs: a whole step in one launch."""

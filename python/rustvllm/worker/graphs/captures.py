@@ -1,4 +1,4 @@
-"""The CUDA graphs of one kind of step: captured ahead or when one is needed, and no more of them after a failure."""
+"""The CUDA graphs of one kind of step, captured ahead or when one is first needed; after a failure, no more of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Size = TypeVar("Size")
 
 
 class _Uncaptured:
-    """A forward pass that runs anew at each replay."""
+    """Stands in for a graph: each replay runs the forward pass again."""
 
     result: Tensor
 
@@ -33,13 +33,13 @@ class Captures(Generic[Size]):
     """See the module.
 
     Args:
-        recorder: captures.
-        prepare: Fills the static inputs of a size with padding alone and gives the forward pass over them. What runs
-            before a capture must not write to any request's slot.
-        describe: A size in words, for the log.
+        recorder: Captures the graphs.
+        prepare: Fills the static inputs of a size with padding only and returns the forward pass over them. A run
+            before the capture must not write to any request's slot.
+        describe: Describes a size, for the log.
 
     Attributes:
-        has_failed: One could not be captured: no other is tried, and steps run without graphs.
+        has_failed: A capture failed, so no other is tried and steps run without graphs.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Captures(Generic[Size]):
         return size in self._graphs
 
     def of(self, size: Size) -> Graph:
-        """The graph that a step needs; what runs in its place where it cannot be captured.
+        """The graph of a size, captured if need be; if it cannot be captured, a stand-in that runs without a graph.
 
         Raises:
-            DeviceFailedError: It failed while it was captured.
+            DeviceFailedError: The device failed during the capture.
             WarmUpMemoryError: There is no memory for the step.
         """
         if (graph := self._graphs.get(size)) is not None:
@@ -77,11 +77,11 @@ class Captures(Generic[Size]):
             ) from error
 
     def capture_all(self, sizes: Sequence[Size], on_progress: Callable[[int, int], object]) -> None:
-        """Capture what is not captured yet, in this order.
+        """Capture the sizes that are not captured yet, in the given order.
 
         Args:
-            sizes: Descending, so that the others fit into the memory of the largest.
-            on_progress: Called after each with how many are captured, and of how many.
+            sizes: Descending, so that the later ones fit into the memory of the largest.
+            on_progress: Called after each size with the number done and the total.
         """
         for done, size in enumerate(sizes, 1):
             if size not in self._graphs:
@@ -90,10 +90,10 @@ class Captures(Generic[Size]):
 
     @torch.inference_mode()
     def capture(self, size: Size) -> Graph:
-        """Capture the graph of one size; one that fails is the last that is tried.
+        """Capture the graph of one size; after a failure, no other is tried.
 
         Raises:
-            CannotCaptureError: See ``GraphRecorder.capture``; what else it raises, likewise.
+            CannotCaptureError: See ``GraphRecorder.capture``, also for its other errors.
         """
         forward = self._prepare(size)
         try:

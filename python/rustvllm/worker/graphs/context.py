@@ -1,4 +1,4 @@
-"""``GraphContext``: what all CUDA graphs of an engine compute over."""
+"""``GraphContext``: what all CUDA graphs of an engine share."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ class GraphContext:
     """One model over one KV cache.
 
     Attributes:
-        recorder: captures.
-        model: filled.
-        backend: Computes attention, over a static batch.
+        recorder: Captures graphs.
+        model: Loaded.
+        backend: Computes attention over a static batch.
         kv_caches: One per layer.
-        block_table: int32 ``[max_num_seqs + 1, max_blocks]`` of the persistent rows; the last names the null block.
-        last_token_ids: int32 ``[max_num_seqs + 1]``, what was sampled last in each row: it stands in for a −1 among the
-            input ids. None when there are no such.
+        block_table: int32 ``[max_num_seqs + 1, max_blocks]`` by persistent row; the last row names the null block.
+        last_token_ids: int32 ``[max_num_seqs + 1]``, the id sampled last in each row, which replaces a −1 among the
+            input ids. None if no step has a −1.
         block_size: Tokens per KV block.
-        sampling: How graphs go on from the hidden states; None: these are what they leave.
-        make_adapters: Makes what graphs of at most so many tokens read of a step's adapters; None: theirs have none.
+        sampling: Computes logits and tokens in the graph; None if graphs end with the hidden states.
+        make_adapters: Makes the adapters' static inputs of graphs with up to a number of tokens; None if graphs have
+            no adapters.
     """
 
     recorder: GraphRecorder
@@ -47,7 +48,7 @@ class GraphContext:
     make_adapters: Callable[[int], StaticAdapters] | None = None
 
     def known_ids(self, input_ids: Tensor, rows: Tensor) -> Tensor:
-        """A step's ids, int32 ``[n]``, with what was sampled last in its row, ``[n]``, in the place of a −1."""
+        """A step's ids, int32 ``[n]``, with each −1 replaced by the id sampled last in the token's row (``[n]``)."""
         if self.last_token_ids is None:
             return input_ids
         if runs_fused(input_ids):
@@ -57,7 +58,7 @@ class GraphContext:
         return torch.where(input_ids < 0, self.last_token_ids.index_select(0, rows), input_ids)
 
     def adapters_of(self, max_tokens: int) -> StaticAdapters | None:
-        """What graphs of at most so many tokens read of a step's adapters, in memory of their own."""
+        """The adapters' static inputs for graphs of at most ``max_tokens`` tokens, in their own memory."""
         return None if self.make_adapters is None else self.make_adapters(max_tokens)
 
     @property
@@ -67,5 +68,5 @@ class GraphContext:
 
     @property
     def max_seq_len(self) -> int:
-        """Tokens that a sequence's blocks have room for."""
+        """The most tokens that the blocks of a sequence can hold."""
         return self.block_table.shape[1] * self.block_size

@@ -1,12 +1,12 @@
-"""Decode steps as CUDA graphs: one launch for a whole forward pass, for batches of a few sizes.
+"""Decode steps as CUDA graphs: one launch for a whole forward pass, for batches of several sizes.
 
-A graph computes over memory that stays where it is. A step of only single tokens is padded to the next size: its
-numbers go into the static inputs, its graph is replayed, and the hidden states of its requests are the first rows of
-what that left, or (``sampling``) the logits and the tokens. Steps with a piece of a prompt are in ``mixed_graphs``;
-batches beyond the largest size run without.
+A graph computes over memory with fixed addresses. A step in which every request has a single token is padded to the
+next size: its numbers go into the static inputs, the graph is replayed, and its first rows are the hidden states of the
+step's requests, or with ``sampling`` the logits and the tokens. Steps with a piece of a prompt run in ``mixed_graphs``;
+batches larger than the largest size run without a graph.
 
 Static inputs are written in the stream that replays, so a write waits for the replay that last read them, and a replay
-for the write. A padding row writes to no slot (−1) and reads one slot of the null block.
+waits for the write. A padding row writes to no slot (−1) and reads one slot of the null block.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from rustvllm.worker.step_buffers import StepBuffers
 
 MAX_DEFAULT_SIZE = 512
-"""The largest size that is captured by default."""
+"""The largest size captured by default."""
 _INPUT_IDS, _POSITIONS, _SLOTS, _SEQ_LENS, _ROWS, _TEMPERATURES, _SEEDS, _UPPER_SEEDS, _SET = range(9)
 _NUM_WITHOUT_SAMPLING = _TEMPERATURES
 
 
 def default_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """1, 2, 4, then every eighth up to 256, every sixteenth up to ``MAX_DEFAULT_SIZE``; ``max_num_seqs`` bounds them.
+    """1, 2, 4, the multiples of 8 up to 256, and those of 16 up to ``MAX_DEFAULT_SIZE``, limited by ``max_num_seqs``.
 
-    The bound is among them, so that up to ``MAX_DEFAULT_SIZE`` requests every decode step has a graph.
+    The limit itself is one of them, so every decode step of up to ``MAX_DEFAULT_SIZE`` requests has a graph.
     """
     largest = min(max_num_seqs, MAX_DEFAULT_SIZE)
     sizes = {1, 2, 4, *range(8, 257, 8), *range(272, MAX_DEFAULT_SIZE + 1, 16), largest}
@@ -52,11 +52,11 @@ class DecodeGraphs:
     """The graphs of one model over one KV cache.
 
     Args:
-        sizes: Numbers of requests to capture, each captured when it is first needed or by ``capture_all``.
-        context: What they compute over.
+        sizes: Numbers of requests; each is captured when it is first needed, or by ``capture_all``.
+        context: What the graphs compute over.
 
     Attributes:
-        sizes: ascending.
+        sizes: Ascending.
     """
 
     def __init__(self, sizes: Sequence[int], context: GraphContext) -> None:
@@ -65,25 +65,25 @@ class DecodeGraphs:
         self._captures = Captures(context.recorder, self._prepare, "{} requests".format)
         block_table = context.block_table
         largest = self.sizes[-1]
-        # Rows of a multiple of 16 numbers: kernels read whole lines of what begins on one.
+        # The length of a row is a multiple of 16 numbers, so that each row begins on a cache line.
         device, width = block_table.device, -(-largest // 16) * 16
         self._num_inputs = _NUM_WITHOUT_SAMPLING if context.sampling is None else _SET + 1
         self._inputs = torch.zeros((self._num_inputs, width), dtype=torch.int32, device=device)
         self._adapters = context.adapters_of(largest)
 
     def size_for(self, output: SchedulerOutput) -> int | None:
-        """Requests of the graph that a step may run in; None if it must run without one."""
+        """The number of requests of the graph for a step; None if the step must run without a graph."""
         if self._captures.has_failed or output.max_num_scheduled_tokens != 1 or output.num_reqs > self.sizes[-1]:
             return None
         if self._context.sampling is not None and output.num_prompt_logprobs:
-            return None  # hidden states are asked for
+            return None  # prompt log-probabilities need hidden states
         return self.sizes[bisect_left(self.sizes, output.num_reqs)]
 
     def stage(self, output: SchedulerOutput, step: StepBuffers, size: int) -> StagedInputs | None:
-        """The inputs of a step, padded to ``size`` requests: int32 ``[n, size]``, to be looked at once it was sent.
+        """The inputs of a step, int32 ``[n, size]``, padded to ``size`` requests; valid once the step has been sent.
 
         Returns:
-            None: its adapters are too many.
+            None if the step has too many adapters.
         """
         of_adapters = None
         if self._adapters is not None and (of_adapters := self._adapters.stage(size, step.stage)) is None:
@@ -103,10 +103,10 @@ class DecodeGraphs:
         return StagedInputs(step.stage(inputs), of_adapters)
 
     def run(self, staged: StagedInputs) -> Tensor:
-        """The hidden states of a step, or its logits, ``[size, width]``; they last until the next step.
+        """The hidden states of a step, or its logits, ``[size, width]``; valid until the next step.
 
         Args:
-            staged: What ``stage`` gave.
+            staged: What ``stage`` returned.
         """
         size = staged.inputs.shape[1]
         graph = self._captures.of(size)
@@ -116,7 +116,7 @@ class DecodeGraphs:
         return graph.result
 
     def common_sizes(self) -> list[int]:
-        """Those that are captured ahead, descending."""
+        """The sizes that are captured ahead, descending."""
         return self.sizes[::-1]
 
     def capture_all(self, on_progress: Callable[[int, int], object] = lambda _done, _all: None) -> None:
@@ -145,7 +145,7 @@ class DecodeGraphs:
         )
 
     def _forward(self, size: int, plan: AttentionPlan) -> Tensor:
-        """What a graph does, from the static inputs on."""
+        """What a graph runs: everything after the static inputs are written."""
         input_ids, positions, rows = (self._inputs[part, :size] for part in (_INPUT_IDS, _POSITIONS, _ROWS))
         input_ids = self._context.known_ids(input_ids, rows)
         hidden: Tensor = self._context.model(input_ids, positions, self._context.kv_caches, plan)

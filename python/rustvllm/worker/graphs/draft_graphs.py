@@ -1,13 +1,13 @@
-"""Steps with drafts as CUDA graphs: one launch for a forward pass, its samples, and which of the drafts are kept.
+"""Steps with drafts as CUDA graphs: one launch for the forward pass, the samples, and the check of the drafts.
 
-A size is a number of requests and of tokens that each of them has at most: the one that follows its newest token, and
-its drafts. A step of decodes that all give tokens is padded to the next. Its tokens lie as in any other step, side by
-side; those beyond it belong to no request and write to no slot (−1), and requests beyond it have no token and length 0.
-A token is chosen behind each, and the device keeps the drafts that are right (``kernels.verify``): what goes to the
-host is what each request is given, and the newest token of each stays for the step after it.
+A size is a number of requests and the most tokens of each: the newest token and its drafts. A step that only decodes
+and samples behind every token is padded to the next size. Its tokens lie side by side, as in any other step. Padding
+tokens behind them belong to no request and write to no slot (−1); padding requests have no token and length 0. The
+graph samples behind each token, and the device keeps the drafts that are right (``kernels.verify``). The host gets the
+tokens that each request is given, and the newest token of each stays on the device for the next step.
 
 Static inputs are written in the stream that replays, so a write waits for the replay that last read them, and a replay
-for the write.
+waits for the write.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from rustvllm.worker.step_buffers import StepBuffers
 
 MAX_REQUESTS, MAX_WIDTH, MAX_TOKENS = 64, 32, 512
-"""Of the largest graph: larger steps run as those with pieces of prompts do."""
+"""Limits of the largest graph: larger steps run as steps with pieces of prompts do."""
 MOST_PADDING = 4
-"""Times as many tokens as a step has that its graph may have room for: where few of many requests have drafts, one of
-the graphs of mixed steps fits better."""
+"""A graph has room for at most this many times the tokens of the step: if few of many requests have drafts, a graph of
+mixed steps fits better."""
 _INPUT_IDS, _POSITIONS, _SLOTS, _TOKEN_ROWS, _DRAWN_POSITIONS, _TEMPERATURES, _SEEDS, _UPPER_SEEDS = range(8)
 _STARTS, _SEQ_LENS, _ROWS, _SET = range(4)
 
@@ -50,7 +50,7 @@ class DraftSize:
 
     Attributes:
         num_reqs: Requests.
-        width: Tokens of each at most.
+        width: The most tokens of each.
     """
 
     num_reqs: int
@@ -58,12 +58,12 @@ class DraftSize:
 
     @property
     def num_tokens(self) -> int:
-        """In all."""
+        """All tokens that there is room for."""
         return self.num_reqs * self.width
 
     @property
     def inputs(self) -> StaticInputs:
-        """How they lie; where the last request ends is said, too."""
+        """The layout of the static inputs; one entry more than requests, for the end of the last one."""
         return StaticInputs(8, self.num_tokens, 4, self.num_reqs + 1)
 
     def __str__(self) -> str:
@@ -71,9 +71,9 @@ class DraftSize:
 
 
 def draft_sizes(max_num_seqs: int, num_speculative_tokens: int) -> list[DraftSize]:
-    """1, 2, 4, … requests with 2, 4 or 8 tokens, or one more than there may be drafts; by tokens, ascending.
+    """1, 2, 4, … requests with 2, 4, … tokens up to the most drafts and one more; ordered by tokens, ascending.
 
-    None where there are no drafts.
+    Empty without speculation.
     """
     if not num_speculative_tokens:
         return []
@@ -88,9 +88,9 @@ class DraftGraphs:
     """The graphs of one model over one KV cache.
 
     Args:
-        sizes: Those that there may be, ascending; see ``draft_sizes``.
-        context: What they compute over.
-        sampling: How they go on from the hidden states, with room for the largest.
+        sizes: The sizes that may be captured, ascending; see ``draft_sizes``.
+        context: What the graphs compute over.
+        sampling: Computes logits and tokens, with room for the largest size.
 
     Attributes:
         sizes: As given.
@@ -107,15 +107,15 @@ class DraftGraphs:
         most = max(size.inputs.size for size in sizes)
         self._inputs = torch.zeros(most, dtype=torch.int32, device=device)
         self._last = context.last_token_ids
-        if self._last is None:  # steps do not overlap, and none is asked for
+        if self._last is None:  # steps do not overlap, so it is never read
             self._last = torch.zeros(context.null_row + 1, dtype=torch.int32, device=device)
 
     def size_for(self, output: SchedulerOutput) -> DraftSize | None:
-        """The graph that a step may run in; None if it must run in another, or without."""
+        """The graph for a step; None if it must run in another kind of graph, or without one."""
         width, num_tokens, num_reqs = (
             output.max_num_scheduled_tokens, output.total_num_scheduled_tokens, output.num_reqs
         )  # fmt: skip
-        # A token is sampled behind each one of a step of decodes alone.
+        # A step that only decodes samples behind each of its tokens.
         if self._captures.has_failed or width == 1 or output.num_logits != num_tokens:
             return None
         if width > self._widths[-1] or num_reqs > self._requests[-1] or output.num_prompt_logprobs:
@@ -126,7 +126,7 @@ class DraftGraphs:
         return size if size in self._known and size.num_tokens <= MOST_PADDING * num_tokens else None
 
     def stage(self, output: SchedulerOutput, step: StepBuffers, size: DraftSize) -> Tensor:
-        """The inputs of a step, padded to a size: int32 ``[n]``, to be looked at once it was sent."""
+        """The inputs of a step, int32 ``[n]``, padded to ``size``; valid once the step has been sent."""
         num_tokens, num_reqs = output.total_num_scheduled_tokens, output.num_reqs
         inputs = _padding(size, num_tokens, self._context.null_row)
         of_tokens, of_requests = size.inputs.views(inputs)
@@ -149,11 +149,11 @@ class DraftGraphs:
         return step.stage(inputs)
 
     def run(self, staged: Tensor, size: DraftSize, output: SchedulerOutput) -> StepResult:
-        """Logits behind each token of a step, and what its requests are given.
+        """Logits behind each token of a step, and the tokens that its requests are given.
 
         Args:
-            staged: What ``stage`` gave.
-            size: likewise.
+            staged: What ``stage`` returned.
+            size: The size given to ``stage``.
             output: The step.
         """
         graph = self._captures.of(size)
@@ -164,7 +164,7 @@ class DraftGraphs:
         return StepResult(None, logits, given.view(output.num_reqs, size.width))
 
     def common_sizes(self) -> list[DraftSize]:
-        """Those that are captured ahead, descending."""
+        """The sizes that are captured ahead, descending."""
         return self.sizes[::-1]
 
     def capture_all(self, on_progress: Callable[[int, int], object] = lambda _done, _all: None) -> None:
@@ -194,7 +194,7 @@ class DraftGraphs:
         return partial(self._forward, size, of_tokens, of_requests, plan)
 
     def _forward(self, size: DraftSize, of_tokens: Tensor, of_requests: Tensor, plan: AttentionPlan) -> Tensor:
-        """What a graph does, from the static inputs on."""
+        """What a graph runs: everything after the static inputs are written."""
         from rustvllm.kernels.draw import StaticDraws
 
         context, sampling = self._context, self._sampling
@@ -205,7 +205,7 @@ class DraftGraphs:
             seeds=of_tokens[_SEEDS : _UPPER_SEEDS + 1],
             positions=of_tokens[_DRAWN_POSITIONS],
             rows=of_tokens[_TOKEN_ROWS],
-            which=of_requests[_STARTS],  # the first of them is always 0, and so is the row that is written
+            which=of_requests[_STARTS],  # its first entry is always 0: ``drawn`` has only row 0
             sampled=sampling.drawn,
             last_token_ids=None,
             counters=sampling.counters,
@@ -227,7 +227,7 @@ class DraftGraphs:
 
 
 def _padding(size: DraftSize, num_tokens: int, null_row: int) -> npt.NDArray[np.int32]:
-    """Static inputs of no request, that begin behind so many tokens."""
+    """Static inputs of padding only, which begins behind ``num_tokens`` tokens."""
     inputs = np.zeros(size.inputs.size, np.int32)
     of_tokens, of_requests = size.inputs.views(inputs)
     of_tokens[_SLOTS] = -1

@@ -1,4 +1,4 @@
-"""How much memory CUDA graphs will take, told from the first few of them."""
+"""Estimates how much memory CUDA graphs will take, from the first few of them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import torch
 
 SEGMENT_BYTES = 20 << 20
-"""What torch takes from the device at a time for tensors of 1 to 10 MiB."""
+"""How much memory torch takes from the device at a time for tensors of 1 to 10 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """Bytes of a device at one moment.
+    """Memory of a device at one moment, in bytes.
 
     Attributes:
-        free: What no process holds.
-        reserved: What torch holds, in use or not.
-        allocated: What of it is in use.
+        free: Memory that no process has.
+        reserved: Memory that torch has, in use or not.
+        allocated: The part of it that is in use.
     """
 
     free: int
@@ -28,20 +28,20 @@ class MemoryReading:
 
     @classmethod
     def of(cls, device: torch.device) -> MemoryReading:
-        """Now."""
+        """Read the current figures."""
         free = torch.cuda.mem_get_info(device)[0]
         return cls(free, torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device))
 
 
 def graph_bytes(readings: Sequence[MemoryReading], num_graphs: int) -> int:
-    """What ``num_graphs`` graphs take that share a pool of memory.
+    """The bytes that ``num_graphs`` graphs take that share a pool of memory.
 
-    The largest counts as it is. Each other one has what the driver keeps for it, and what stays in use of the pool; the
-    pool grows by whole segments, of which one may serve many graphs.
+    The largest graph counts in full. Each other one needs what the driver keeps for it, and the part of the pool that
+    stays in use; the pool grows by whole segments, and one segment may serve many graphs.
 
     Args:
         readings: Before the largest was captured, after it, and after each of a few more.
-        num_graphs: Graphs in all.
+        num_graphs: The total number of graphs.
     """
     if len(readings) < 2:
         return 0

@@ -1,16 +1,16 @@
-"""Steps with pieces of prompts as CUDA graphs: one launch for a whole forward pass, for batches of a few sizes.
+"""Steps with pieces of prompts as CUDA graphs: one launch for a whole forward pass, for batches of several sizes.
 
-A size is a number of tokens and of requests that there is room for. A step is padded to the next: its numbers go into
-the static inputs in one copy, the graph is replayed, and the hidden states of its tokens are the first rows of what
-that left. The device works out which program of attention computes what (``StaticMixedPlan.begin_step``). Graphs of
-few requests (``sampling``) go on to logits and tokens, of those requests that get one.
+A size is a number of tokens and a number of requests. A step is padded to the next size: its numbers go into the static
+inputs in one copy, the graph is replayed, and its first rows are the hidden states of the step's tokens. The device
+works out which program of the attention kernel computes what (``StaticMixedPlan.begin_step``). With ``sampling``,
+graphs of few requests also compute the logits and tokens of the requests that get one.
 
 A padding token belongs to no request and writes to no slot (−1). A padding request begins where the step's tokens end,
-and has no token and length 0, so that nothing of its block table is read. One request is padding always, since programs
-without work are given to it.
+and has no token and length 0, so its block table is not read. One request is always padding, because programs without
+work are assigned to it.
 
 Static inputs are written in the stream that replays, so a write waits for the replay that last read them, and a replay
-for the write.
+waits for the write.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from rustvllm.worker.step_buffers import StepBuffers
 
 SMALLEST, FEW_REQUESTS = 16, 8
-"""Tokens of the smallest graph, and requests of those that are captured ahead."""
+"""Tokens of the smallest graph, and requests of the graphs that are captured ahead."""
 _INPUT_IDS, _POSITIONS, _SLOTS, _TOKEN_ROWS = range(4)
 _STARTS, _SEQ_LENS, _ROWS = range(3)
 _PLACES, _SAMPLED_ROWS, _NEXT_POSITIONS, _TEMPERATURES, _SEEDS, _UPPER_SEEDS, _SET = range(3, 10)
 MAX_SAMPLED = 64
-"""Requests of the largest graphs that go on to tokens: logits of more rows of padding cost more than launches do."""
+"""Requests of the largest graphs that also sample: beyond that, logits of padding rows cost more than launches do."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -56,7 +56,7 @@ class MixedSize:
 
     @property
     def inputs(self) -> StaticInputs:
-        """How they lie; one request more is padding always, and where it ends is said, too."""
+        """The layout of the static inputs: one request more for padding, and one entry more for where it ends."""
         return StaticInputs(4, self.num_tokens, _SET + 1, self.num_reqs + 2)
 
     def __str__(self) -> str:
@@ -67,11 +67,11 @@ class MixedGraphs:
     """The mixed graphs of one model over one KV cache.
 
     Args:
-        max_tokens: Steps of more tokens run without a graph.
-        context: What they compute over.
+        max_tokens: Steps with more tokens run without a graph.
+        context: What the graphs compute over.
 
     Attributes:
-        sizes: Those that there may be, ascending.
+        sizes: The sizes that may be captured, ascending.
     """
 
     def __init__(self, max_tokens: int, context: GraphContext) -> None:
@@ -80,13 +80,13 @@ class MixedGraphs:
         self.sizes = [MixedSize(tokens, reqs) for tokens in self._tokens for reqs in self._requests]
         self._context = context
         self._captures = Captures(context.recorder, self._prepare, str)
-        self._logits: dict[MixedSize, Tensor] = {}  # what graphs that go on to tokens leave
+        self._logits: dict[MixedSize, Tensor] = {}  # where the graphs that also sample leave their logits
         device = context.block_table.device
         self._inputs = torch.zeros(self.sizes[-1].inputs.size, dtype=torch.int32, device=device)
         self._adapters = context.adapters_of(max_tokens)
 
     def size_for(self, output: SchedulerOutput) -> MixedSize | None:
-        """The graph that a step may run in; None if it must run without one, or as decodes."""
+        """The graph for a step; None if it must run without one, or in a graph of decodes."""
         num_tokens, num_reqs = output.total_num_scheduled_tokens, output.num_reqs
         is_mixed = output.max_num_scheduled_tokens > 1
         if self._captures.has_failed or not is_mixed or num_tokens > self._tokens[-1] or num_reqs > self._requests[-1]:
@@ -96,10 +96,10 @@ class MixedGraphs:
         )
 
     def stage(self, output: SchedulerOutput, step: StepBuffers, size: MixedSize) -> StagedInputs | None:
-        """The inputs of a step, padded to a size: int32 ``[n]``, to be looked at once it was sent.
+        """The inputs of a step, int32 ``[n]``, padded to ``size``; valid once the step has been sent.
 
         Returns:
-            None: its adapters are too many.
+            None if the step has too many adapters.
         """
         of_adapters = None
         if self._adapters is not None and (of_adapters := self._adapters.stage(size.num_tokens, step.stage)) is None:
@@ -117,7 +117,7 @@ class MixedGraphs:
         of_requests[_SEQ_LENS, :num_reqs] = step.int32("seq_lens", num_reqs)
         of_requests[_ROWS, :num_reqs] = rows
         sampling, num_sampled = self._sampling_of(size), output.num_sampled
-        if sampling is not None and output.num_logits == num_sampled:  # else there are drafts, too
+        if sampling is not None and output.num_logits == num_sampled:  # else there are drafts
             rows, places = step.int32("sampled_rows", num_sampled), step.int32("logits_indices", num_sampled)
             temperatures, seeds = sampling.parameters(rows)
             of_requests[_PLACES, :num_sampled] = places
@@ -129,14 +129,15 @@ class MixedGraphs:
         return StagedInputs(step.stage(inputs), of_adapters)
 
     def run(self, staged: StagedInputs, size: MixedSize) -> tuple[Tensor, Tensor | None]:
-        """The hidden states of a step, ``[size.num_tokens, hidden_size]``; they last until the next step.
+        """The hidden states of a step, ``[size.num_tokens, hidden_size]``; valid until the next step.
 
         Args:
-            staged: What ``stage`` gave.
-            size: likewise.
+            staged: What ``stage`` returned.
+            size: The size given to ``stage``.
 
         Returns:
-            These, and the logits of its samples, ``[size.num_reqs, vocab_size]``; None where the graph ends before.
+            The hidden states, and the logits of the step's samples, ``[size.num_reqs, vocab_size]``; None if the graph
+            ends with the hidden states.
         """
         graph = self._captures.of(size)
         self._inputs[: staged.inputs.shape[0]].copy_(staged.inputs)
@@ -145,11 +146,11 @@ class MixedGraphs:
         return graph.result, self._logits.get(size)
 
     def common_sizes(self) -> list[MixedSize]:
-        """Those that are captured ahead, descending."""
+        """The sizes that are captured ahead, descending."""
         return [size for size in reversed(self.sizes) if size.num_reqs == self._requests[0]]
 
     def capture_all(self, on_progress: Callable[[int, int], object] = lambda _done, _all: None) -> None:
-        """Capture the graphs of few requests, the largest first; those of more are captured when a step needs one."""
+        """Capture the graphs of few requests, the largest first; the others are captured when a step needs one."""
         self._captures.capture_all(self.common_sizes(), on_progress)
 
     def capture(self, size: MixedSize) -> Graph:
@@ -180,7 +181,7 @@ class MixedGraphs:
         return forward if self._adapters is None else self._adapters.over(size.num_tokens, forward)
 
     def _forward(self, size: MixedSize, of_tokens: Tensor, of_requests: Tensor, plan: StaticMixedPlan) -> Tensor:
-        """What a graph does, from the static inputs on."""
+        """What a graph runs: everything after the static inputs are written."""
         input_ids = self._context.known_ids(of_tokens[_INPUT_IDS], of_tokens[_TOKEN_ROWS])
         plan.begin_step()
         hidden: Tensor = self._context.model(input_ids, of_tokens[_POSITIONS], self._context.kv_caches, plan)
@@ -205,7 +206,7 @@ class MixedGraphs:
 
 
 def _multiples(smallest: int, largest: int, factor: int) -> list[int]:
-    """``smallest``, then ever ``factor`` times as much below ``largest``, and that itself."""
+    """``smallest``, then ``factor`` times as much each time while below ``largest``, and ``largest`` itself."""
     sizes, size = [], smallest
     while size < largest:
         sizes.append(size)
@@ -214,7 +215,7 @@ def _multiples(smallest: int, largest: int, factor: int) -> list[int]:
 
 
 def _padding(size: MixedSize, num_tokens: int, null_row: int) -> npt.NDArray[np.int32]:
-    """Static inputs of no request, that begin behind so many tokens."""
+    """Static inputs of padding only, which begins behind ``num_tokens`` tokens."""
     inputs = np.zeros(size.inputs.size, np.int32)
     of_tokens, of_requests = size.inputs.views(inputs)
     of_tokens[_SLOTS] = -1

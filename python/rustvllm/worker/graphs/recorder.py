@@ -1,4 +1,4 @@
-"""Captures CUDA graphs: what is captured and replayed, who captures it, and what must not be captured."""
+"""Captures CUDA graphs, and checks first that a forward pass can be captured."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ class Graph(Protocol):
     """A captured forward pass."""
 
     result: Tensor
-    """Where it leaves its result, ``[size, width]``; overwritten by the next replay of any graph."""
+    """Where the graph leaves its result, ``[size, width]``; overwritten by the next replay of any graph."""
 
     def replay(self) -> None:
-        """Launch it in the current stream."""
+        """Launch the graph in the current stream."""
         ...
 
 
 class GraphRecorder(Protocol):
-    """Captures graphs that share one pool of memory: they are replayed one after another."""
+    """Captures graphs that share one pool of memory, so they are replayed one after another."""
 
     def capture(self, forward: Callable[[], Tensor]) -> Graph:
-        """Run ``forward`` as it is, so that everything it uses is set up, then capture it.
+        """Run ``forward`` normally, so that everything it uses is set up, then capture it.
 
         Raises:
-            CannotCaptureError: It waits for the device or has memory copied by the host, which no graph holds; nothing
-                was captured, and everything goes on without.
-            WarmUpMemoryError: There is no memory to run it; what runs next goes on.
-            RuntimeError: It failed while it was captured; what the device does afterwards is not to be relied on.
+            CannotCaptureError: ``forward`` waits for the device or has the host copy memory, which no graph can do;
+                nothing was captured, and steps can run without a graph.
+            WarmUpMemoryError: There is no memory to run ``forward``; later work is not affected.
+            RuntimeError: The capture failed; the device may not work correctly afterwards.
         """
         ...
 
 
 class CannotCaptureError(RuntimeError):
-    """A forward pass does what no CUDA graph can hold; the message says what."""
+    """A forward pass does something that no CUDA graph can do; the message says what."""
 
 
 class WarmUpMemoryError(torch.OutOfMemoryError):
-    """There is no memory for a forward pass that was to be captured: no capture was begun."""
+    """There is no memory for a forward pass that was to be captured; no capture was begun."""
 
 
 class CUDAGraphRecorder:
     """See ``GraphRecorder``.
 
     Args:
-        device: Whose work is captured.
+        device: The device whose work is captured.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -60,26 +60,26 @@ class CUDAGraphRecorder:
         self._stream.wait_stream(current)
         try:
             with torch.cuda.stream(self._stream):
-                forward()  # compiles, sends what is sent once
+                forward()  # compiles kernels, and makes the transfers that happen only once
                 _check(forward)
         except torch.OutOfMemoryError as error:
             raise WarmUpMemoryError(str(error)) from error
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads of the process may use CUDA meanwhile; what they launch is not ours to capture.
+            # Other threads of the process may use CUDA meanwhile; their launches must not be captured.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 result = forward()
         finally:
-            torch.cuda.set_stream(current)  # where a capture breaks, torch may leave its own current
+            torch.cuda.set_stream(current)  # if a capture fails, torch may leave its own stream current
         current.wait_stream(self._stream)
         return _CapturedGraph(graph, result)
 
 
 def _check(forward: Callable[[], Tensor]) -> None:
-    """Run a forward pass in which whatever waits for the device raises: begun, such a capture could not be ended.
+    """Run a forward pass and raise if it waits for the device: a capture of it could not be ended once begun.
 
     Raises:
-        CannotCaptureError: It waits.
+        CannotCaptureError: The forward pass waits.
     """
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
@@ -103,5 +103,5 @@ class _CapturedGraph:
 
 
 def make_graph_recorder(device: torch.device) -> GraphRecorder | None:
-    """The recorder of a CUDA device; None elsewhere."""
+    """The recorder of a CUDA device; None for other devices."""
     return CUDAGraphRecorder(device) if device.type == "cuda" else None

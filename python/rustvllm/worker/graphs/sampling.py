@@ -1,9 +1,9 @@
-"""What a graph does after the model: the head, and tokens for each request that asks for no more than that.
+"""Runs the head in a graph after the model, and samples tokens for requests with plain parameters.
 
-Greedy requests and those that are drawn by a temperature alone get their tokens there, and of drafts those are kept
-that are right (``verify``). The logits stay where the graph leaves them, so a step whose requests ask for more
-(filters, penalties, masks, log-probabilities) is sampled from those after it, and what the graph chose is written over.
-Where several ranks share the head, the graphs of all compute it, and those of the first go on to tokens.
+Requests that are greedy, or that only set a temperature, get their tokens in the graph, and the drafts that are right
+are kept (``verify``). The logits stay where the graph leaves them. A step whose requests need more (filters, penalties,
+masks, log-probabilities) is sampled from those logits after the graph, and its tokens replace the graph's choice. If
+several ranks share the head, the graphs of all ranks compute it, and only those of the first rank choose tokens.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from rustvllm.models.interface import CausalLM
 
 RowParameters = Callable[[npt.NDArray[np.int32]], tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]
-"""Temperatures and seeds of the requests in some persistent rows."""
+"""Returns temperatures and seeds of the requests in some persistent rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step's forward pass left on the device; all of it lasts until the next step.
+    """What a step's forward pass left on the device; all of it is valid until the next step.
 
     Attributes:
-        hidden: ``[num_tokens, hidden_size]``; None where a graph went on from there.
-        logits: Of a graph that went on, ``[n, vocab_size]``, of each token or each sample.
-        sampled: Then int32 ``[num_sampled, c]``, negative where there is none: of requests that ask for no more than a
-            temperature. It lasts until the step's set of buffers is used again.
-        is_of_samples: Whether the logits are of the step's samples, in their order; else of its tokens.
-        is_of_logits: Whether the logits are those that the step asks for, of drafts, too, where there are some.
+        hidden: ``[num_tokens, hidden_size]``; None if the graph went on to logits.
+        logits: ``[n, vocab_size]``, of each token or each sample, if the graph computed them.
+        sampled: int32 ``[num_sampled, c]``, negative where there is no token: what the graph chose, which counts for
+            plain parameters only. It is valid until the step's buffer set is used again.
+        is_of_samples: Whether the logits belong to the step's samples, in their order; else to its tokens.
+        is_of_logits: Whether these are exactly the rows of logits that the step needs, including those of drafts.
     """
 
     hidden: Tensor | None
@@ -51,20 +51,20 @@ class GraphSampling:
     """See the module.
 
     Args:
-        max_rows: Of a graph.
-        vocab_size: Of the model.
-        dtype: Of its logits.
-        device: Where all lies.
-        num_sets: Of step buffers.
-        parameters: Of requests.
-        choose: See ``kernels.draw.choose``; None: another rank does.
+        max_rows: The most rows of a graph.
+        vocab_size: The model's vocabulary size.
+        dtype: The dtype of its logits.
+        device: The device of all tensors.
+        num_sets: Number of step-buffer sets.
+        parameters: Returns the requests' parameters.
+        choose: See ``kernels.draw.choose``; None if another rank chooses.
         verify: See ``kernels.verify.verify``.
 
     Attributes:
-        sampled: int32 ``[num_sets, max_rows]``: what was chosen in the step of each set of buffers. A set is used again
-            only when the host has what its last step sampled.
+        sampled: int32 ``[num_sets, max_rows]``: what was chosen in the step of each buffer set. A set is used again
+            only when the host has the tokens of its last step.
         drawn: int32 ``[1, max_rows]``: what was chosen behind each token of a step with drafts.
-        counters: int32 ``[max_rows]``, of ``choose``.
+        counters: int32 ``[max_rows]``, for ``choose``.
         verify: As given.
     """
 
@@ -90,40 +90,40 @@ class GraphSampling:
 
     @property
     def chooses(self) -> bool:
-        """Whether there are tokens, and not only logits that another rank takes."""
+        """Whether this rank chooses tokens; else it only computes its part of the logits."""
         return self._choose is not None
 
     @property
     def max_rows(self) -> int:
-        """Rows that there is room for."""
+        """The most rows that there is room for."""
         return self.sampled.shape[1]
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all that stays where it is."""
+        """Bytes of all tensors with fixed addresses."""
         return self.sampled.nbytes + self.drawn.nbytes + self.counters.nbytes + self._logits.nbytes
 
     def parameters(self, rows: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """What static inputs hold of the requests in some persistent rows: bits of other types as whole numbers.
+        """The parameters of the requests in some persistent rows, as int32 for the static inputs.
 
         Returns:
-            Temperatures ``[n]``, which are float32, and the halves of seeds ``[2, n]``, which are int64, the lower ones
-            first.
+            Temperatures ``[n]``, the bits of float32, and seeds ``[2, n]``, the lower and then the upper halves of
+            int64.
         """
         temperatures, seeds = self._parameters(rows)
         return temperatures.view(np.int32), seeds.view(np.int32).reshape(rows.shape[0], 2).T
 
     def forward(self, model: CausalLM, hidden: Tensor, draws: StaticDraws) -> Tensor:
-        """Logits of some hidden states ``[n, hidden_size]``, where they stay; the tokens go where ``draws`` says.
+        """Compute logits from hidden states ``[n, hidden_size]`` into fixed memory; ``draws`` says where tokens go.
 
-        Where another rank chooses, that one gets this one's part of the logits, and ``hidden`` alone is left here.
+        If another rank chooses, it gets this rank's part of the logits, and this rank returns ``hidden``.
         """
         if self._choose is None:
             model.compute_logits(hidden)
             return hidden
         logits = self._logits[: hidden.shape[0]]
         computed = model.compute_logits(hidden, out=logits)
-        if computed.dtype != logits.dtype:  # some models make theirs in float32; each graph keeps its own then
+        if computed.dtype != logits.dtype:  # some models compute logits in float32; each graph then keeps its own
             logits = computed.contiguous()
         elif computed is not logits:
             logits.copy_(computed)
@@ -134,9 +134,9 @@ class GraphSampling:
 def make_sampling(
     model: CausalLM, parameters: RowParameters, dtype: torch.dtype, device: torch.device, max_rows: int, num_sets: int
 ) -> GraphSampling | None:
-    """How the graphs of a model sample; the arguments are those of ``GraphSampling``.
+    """Make the sampling of a model's graphs; the arguments are those of ``GraphSampling``.
 
-    None where another stage computes the logits, and where no kernel chooses.
+    None if another stage computes the logits, or if no kernel can choose tokens.
     """
     if not model.stage.is_last or not runs_fused_on(device):
         return None

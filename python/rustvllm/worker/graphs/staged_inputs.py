@@ -1,4 +1,4 @@
-"""``StagedInputs``: what a step in a graph of either kind brings to the device."""
+"""``StagedInputs``: what a step that runs in a graph copies to the device."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StagedInputs:
-    """The inputs of a step, to be looked at once it was sent.
+    """The inputs of a step; valid once the step has been sent.
 
     Attributes:
-        inputs: int32, of the kind of graph.
-        of_adapters: See ``StaticAdapters.stage``; None: the graph has no adapters.
+        inputs: int32; the kind of graph defines the layout.
+        of_adapters: See ``StaticAdapters.stage``; None if the graph has no adapters.
     """
 
     inputs: Tensor
     of_adapters: Tensor | None
 
     def fill(self, adapters: StaticAdapters | None) -> None:
-        """Put what there is of adapters where the graph reads it."""
+        """Copy the adapters' inputs, if there are any, to where the graph reads them."""
         if adapters is not None and self.of_adapters is not None:
             adapters.fill(self.of_adapters)

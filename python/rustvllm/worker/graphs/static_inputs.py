@@ -1,4 +1,4 @@
-"""``StaticInputs``: how the inputs of a graph lie in one row of numbers, so that one copy brings all of a step."""
+"""``StaticInputs``: the layout of a graph's inputs in one array, so that one copy transfers a whole step."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 Array = TypeVar("Array", Tensor, npt.NDArray[np.int32])
 
 _ALIGNMENT = 16
-"""Numbers: kernels read whole lines of what begins on one."""
+"""Arrays begin at multiples of this many numbers, so that kernels read whole cache lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class StaticInputs:
-    """Arrays as long as there is room for tokens, then arrays as long as there is room for requests.
+    """Arrays with one entry per token, followed by arrays with one entry per request.
 
     Attributes:
-        num_of_tokens: Arrays of the first kind.
+        num_of_tokens: Number of arrays of the first kind.
         num_tokens: Their length.
-        num_of_requests: Arrays of the second kind.
-        num_entries: Their length at least.
+        num_of_requests: Number of arrays of the second kind.
+        num_entries: Their minimum length.
     """
 
     num_of_tokens: int
@@ -33,12 +33,12 @@ class StaticInputs:
 
     @property
     def size(self) -> int:
-        """Numbers in all."""
+        """The total of numbers."""
         widths = self.num_of_tokens * _aligned(self.num_tokens), self.num_of_requests * _aligned(self.num_entries)
         return sum(widths)
 
     def views(self, inputs: Array) -> tuple[Array, Array]:
-        """Of a row of ``size`` numbers both kinds: ``[num_of_tokens, num_tokens]``, ``[num_of_requests, entries]``."""
+        """Split ``size`` numbers into ``[num_of_tokens, num_tokens]`` and ``[num_of_requests, entries]``."""
         width = _aligned(self.num_tokens)
         end = self.num_of_tokens * width
         of_tokens = inputs[:end].reshape(self.num_of_tokens, width)[:, : self.num_tokens]

@@ -1,4 +1,4 @@
-"""``StepGraphs``: the CUDA graphs of all kinds of steps, and which of them a step runs in."""
+"""``StepGraphs``: the CUDA graphs of all kinds of steps, and the choice of one for a step."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from rustvllm.worker.step_buffers import StepBuffers
 
 MEASURED_GRAPHS = 4
-"""So many CUDA graphs of a kind are captured to see what all of them will take."""
+"""How many CUDA graphs of each kind are captured to estimate the memory of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kinds:
-    """Graphs of steps that all have adapters, or all have none.
+    """The graphs of steps with adapters, or of steps without.
 
     Attributes:
-        decodes: Of steps of single tokens.
-        drafts: Of steps with drafts; None: these run as those with pieces of prompts do.
-        mixed: Of steps with pieces of prompts; None: they run without.
+        decodes: Graphs of steps of single tokens.
+        drafts: Graphs of steps with drafts; None if these run as steps with pieces of prompts do.
+        mixed: Graphs of steps with pieces of prompts; None if these run without a graph.
     """
 
     decodes: DecodeGraphs
@@ -52,26 +52,26 @@ class _Kinds:
         return cls(decodes, drafts, MixedGraphs(max_mixed_tokens, context) if max_mixed_tokens else None)
 
     def all(self) -> list[DecodeGraphs | DraftGraphs | MixedGraphs]:
-        """In the order in which they are captured ahead."""
+        """The kinds of graphs, in the order in which they are captured ahead."""
         return [each for each in (self.mixed, self.drafts, self.decodes) if each is not None]
 
 
 class StepGraphs:
     """See the module.
 
-    Steps with adapters have graphs of their own, so that others do not pay for what adapters launch.
+    Steps with adapters have their own graphs, so that other steps do not pay for the launches that adapters need.
 
     Args:
         decode_sizes: Numbers of requests; see ``DecodeGraphs``.
-        max_mixed_tokens: See ``MixedGraphs``; 0: steps with pieces of prompts run without.
-        context: What they compute over.
-        draft_sizes: See ``DraftGraphs``; none: steps with drafts run as those with pieces of prompts do, and so they do
-            where graphs leave hidden states, and where they have adapters.
+        max_mixed_tokens: See ``MixedGraphs``; 0: steps with pieces of prompts run without a graph.
+        context: What the graphs compute over.
+        draft_sizes: See ``DraftGraphs``. Steps with drafts run as steps with pieces of prompts do if this is empty, if
+            graphs end with the hidden states, or if the step has adapters.
 
     Attributes:
-        decodes: Of steps of single tokens without adapters.
-        drafts: Of steps with drafts, likewise; None: there are none.
-        mixed: Of steps with pieces of prompts, likewise; None: they run without.
+        decodes: Graphs of steps of single tokens without adapters.
+        drafts: Graphs of steps with drafts without adapters; None if there are none.
+        mixed: Graphs of steps with pieces of prompts without adapters; None if these run without a graph.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class StepGraphs:
         self.decodes, self.drafts, self.mixed = self._plain.decodes, self._plain.drafts, self._plain.mixed
 
     def size_for(self, output: SchedulerOutput) -> int:
-        """Rows of the graph that a step runs in, requests of decodes or tokens; 0: it runs without one."""
+        """Rows of the graph that a step runs in (requests of decodes, else tokens); 0 if it runs without a graph."""
         if size := self.decodes.size_for(output):
             return size
         if self.drafts is not None and (with_drafts := self.drafts.size_for(output)) is not None:
@@ -101,7 +101,7 @@ class StepGraphs:
     def stage(
         self, output: SchedulerOutput, step: StepBuffers, *, has_adapters: bool = False
     ) -> Callable[[], StepResult] | None:
-        """What runs a step in its graph and gives what that left of its tokens, to be called once the step was sent.
+        """Stage a step's inputs for its graph; the function it returns runs the graph, once the step has been sent.
 
         Args:
             output: The step.
@@ -109,7 +109,7 @@ class StepGraphs:
             has_adapters: Whether some of its requests have adapters.
 
         Returns:
-            None: the step runs without a graph.
+            A function that returns the step's result; None if the step runs without a graph.
         """
         if (kinds := self._adapted if has_adapters else self._plain) is None:
             return None
@@ -141,14 +141,14 @@ class StepGraphs:
         return run_mixed
 
     def num_ahead(self) -> int:
-        """Graphs that ``capture_all`` captures."""
+        """Number of graphs that ``capture_all`` captures."""
         return sum(len(graphs.common_sizes()) for graphs in self._all())
 
     def capture_all(self, on_progress: Callable[[int, int], object] = lambda _done, _all: None) -> None:
-        """Capture what steps often need, the largest of each kind first: the others fit into its memory.
+        """Capture the graphs that steps often need, the largest of each kind first: the others fit into its memory.
 
         Args:
-            on_progress: Called after each with how many are captured, and of how many.
+            on_progress: Called after each graph with the number done and the total.
         """
         total, before = self.num_ahead(), 0
 
@@ -160,10 +160,10 @@ class StepGraphs:
             before += len(graphs.common_sizes())
 
     def measure(self, device: torch.device) -> int:
-        """Bytes that all graphs will take: of each kind the largest and a few more are captured.
+        """Estimate the bytes that all graphs will take: capture the largest of each kind and a few more.
 
         Raises:
-            CannotCaptureError: See ``GraphRecorder.capture``; what else it raises, likewise.
+            CannotCaptureError: See ``GraphRecorder.capture``, also for its other errors.
         """
         num_bytes = 0 if self._sampling is None else self._sampling.num_bytes
         return num_bytes + sum(_measure(device, graphs.sizes, graphs.capture) for graphs in self._all())
