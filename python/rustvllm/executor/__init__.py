@@ -1,7 +1,7 @@
-"""Where the workers are: in this process, for now."""
+"""Executors: run an engine's steps in this process, in several processes, on several machines, or simulate them."""
 
 import os
 
-# Read when torch is loaded, which every worker does after this. A thread of torch that spins while it waits, as it does
-# by default for milliseconds after every product, takes a processor from the core's threads.
+# torch reads this when it is loaded, which every worker does later. By default torch's threads spin for milliseconds
+# after every product while they wait, which takes processor time from the core's threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,7 +1,8 @@
-"""``FollowerNode``: a machine that holds some ranks of a model whose engine is on another one, the head.
+"""``FollowerNode``: a machine that runs some ranks of a model whose engine runs on another machine, the head.
 
-It connects to the head, starts the processes that this one wants, hands them its orders and hands back what they say.
-Steps go into a channel of its own without passing through Python. It decides nothing, and imports no torch.
+It connects to the head, starts the processes that the head wants, passes the head's orders to them, and passes their
+messages back. Steps go into this node's own channel without passing through Python. It makes no decisions and imports
+no torch.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _RETRY_SECONDS = 0.5
 _COMPLAINT_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 _END_SECONDS = 5.0
-"""For ranks to end in good order; then they are killed."""
+"""How long ranks have to end by themselves; then they are killed."""
 
 
 class FollowerNode:
-    """One node's part, from its connection to its end; ``run`` once.
+    """One follower node, from its connection to its end; call ``run`` once.
 
     Args:
-        config: As this node's own flags make it. What ranks are built from comes from the head.
-        facts: Of this node (``facts.node_facts``).
-        secret: That both sides must know.
-        say: Tells the user where this node is.
+        config: The configuration from this node's own flags. Ranks are built from the head's configuration.
+        facts: The facts of this node (``facts.node_facts``).
+        secret: The secret that both sides must know.
+        say: Reports to the user what this node does.
     """
 
     def __init__(
@@ -54,19 +55,19 @@ class FollowerNode:
         self._is_stopped: str | None = None
 
     def stop(self, why: str) -> None:
-        """End as soon as may be; ``run`` returns. May be called from a signal's handler."""
+        """End as soon as possible, so that ``run`` returns. May be called from a signal handler."""
         self._is_stopped = why
 
     def run(self, seconds: float) -> None:
         """Follow the head until it ends.
 
         Args:
-            seconds: For which the head may not be there yet.
+            seconds: How long to wait for the head to appear.
 
         Raises:
-            ConfigError: The head refuses this node, or they have different secrets.
+            ConfigError: The head refuses this node, or the two have different secrets.
             ModelLoadError: There is no head.
-            EngineDeadError: The head or a rank has ended without a shutdown.
+            EngineDeadError: The head or a rank ended without a shutdown.
         """
         link = self._connect(seconds)
         if link is None:
@@ -79,10 +80,10 @@ class FollowerNode:
             link.cut()
 
     def _connect(self, seconds: float) -> _core.NodeLink | None:
-        """A connection to the head; None: this node was stopped.
+        """Connect to the head; None if this node was stopped.
 
-        One that breaks before the head has proved to know the secret is tried again: that of an engine which is about
-        to end is there until it has.
+        A connection that breaks before the head has proved that it knows the secret is tried again: it may be that of
+        an earlier engine that is about to end.
         """
         began, has_complained = time.monotonic(), False
         address = (nodes.resolve(self._parallel.master_addr), self._parallel.master_port)
@@ -161,7 +162,7 @@ class FollowerNode:
             self._end_ranks(0.0)
 
     def _wait_until_taken(self, link: _core.NodeLink) -> dict[str, Any] | None:
-        """Which ranks the head wants; it may wait for other nodes first. None: this node was stopped."""
+        """The ranks that the head wants from this node; it may wait for other nodes first. None if stopped."""
         try:
             while self._is_stopped is None:
                 text = nodes.hear(link, _LOOK_SECONDS)
@@ -180,7 +181,7 @@ class FollowerNode:
         """Do what the head says until it ends.
 
         Raises:
-            EngineDeadError: It or a rank ended without a shutdown.
+            EngineDeadError: The head or a rank ended without a shutdown.
         """
         states = dict.fromkeys(self._processes, "running")
         try:
@@ -208,7 +209,7 @@ class FollowerNode:
         link.close()
 
     def _tell_states(self, link: _core.NodeLink, states: dict[int, str]) -> None:
-        """Say which ranks are stopped, and which have ended; whether one runs or sleeps changes all the time."""
+        """Report ranks that are newly stopped or ended; running and sleeping count as one state, as they alternate."""
         for rank, process in self._processes.items():
             state = process.state
             state = "running" if state == "sleeping" else state
@@ -217,7 +218,7 @@ class FollowerNode:
                 nodes.say(link, rank=rank, state=state)
 
     def _localised(self, order: Mapping[str, Any], rank: int) -> dict[str, Any]:
-        """A rank's order with what is this node's own in it."""
+        """A rank's order with this node's own values filled in."""
         found = dict(order)
         if "config" in found:
             first = min(self._processes)
@@ -228,7 +229,7 @@ class FollowerNode:
         return found
 
     def _hear(self, process: RankProcess, link: _core.NodeLink) -> None:
-        """Hand on what a rank says until it has ended."""
+        """Pass on what a rank says until it has ended."""
         with contextlib.suppress(OSError, ValueError):  # the pipe was closed
             for says in process.said():
                 nodes.say(link, rank=process.rank, says=says)

@@ -1,6 +1,6 @@
-"""``Head``: where the other nodes of a model come to; facts are compared with theirs before anything loads.
+"""``Head``: accepts the other nodes of a model and compares their facts with its own before anything loads.
 
-It listens for as long as the engine lives: a node that comes when all are there is told so, and does not wait in vain.
+It listens for as long as the engine lives, so that a node that comes too late is refused at once.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _COMPLAINT_SECONDS = 5.0
-"""Without a node before the log says that one is waited for."""
+"""How long the head waits for nodes before it logs that it waits."""
 _MOST_AT_ONCE = 16
-"""Connections whose other side has not said who it is."""
+"""The most connections whose other side has not yet said who it is."""
 
 
 class Head:
-    """Listens at once.
+    """Begins to listen when it is made.
 
     Args:
-        parallel: How many nodes there are, and where this one listens.
-        secret: That each side must know.
-        facts: Of this node, by name (``facts.node_facts``).
-        takes_any_port: The others learn the port, whichever it is.
+        parallel: Says how many nodes there are, and where this one listens.
+        secret: The secret that each side must know.
+        facts: The facts of this node by name (``facts.node_facts``).
+        takes_any_port: Whether any free port will do, because the other nodes are given the port.
 
     Attributes:
         host: The address that it listens on.
-        port: Likewise.
-        nnodes: How many nodes there are, this one included.
+        port: The port that it listens on.
+        nnodes: How many nodes there are, including this one.
 
     Raises:
-        ConfigError: The address is not this machine's, or the port is taken.
+        ConfigError: The address does not belong to this machine, or the port is taken.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Head:
         threading.Thread(target=self._accept, name="rustvllm-head", daemon=True).start()
 
     def wait(self, seconds: float) -> list[NodeRanks]:
-        """Wait until every other node has come, and has the facts of this one; in their order.
+        """Wait until every other node has come with the same facts as this one; returns them in order.
 
         Raises:
-            ModelLoadError: One did not come.
-            ConfigError: One is unlike.
+            ModelLoadError: A node did not come.
+            ConfigError: A node has different facts.
         """
         links: dict[int, _core.NodeLink] = {}
         began = time.monotonic()
@@ -116,7 +116,7 @@ class Head:
         ]
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -1,10 +1,10 @@
-"""Several ranks that hold one model together: rank 0 in this process, each other in a process of its own.
+"""Runs several ranks that share one model: rank 0 in this process, each other one in its own process.
 
-Rank 0 decides, samples and answers; the others run the same steps over the same arrays (``worker/process.py``). What to
-do goes to them over the step channel, tensors go between ranks inside the model's layers, and from stage to stage.
+Rank 0 decides, samples and answers; the others run the same steps over the same arrays (``worker/process.py``). Their
+commands go over the step channel. Tensors pass between ranks inside the model's layers, and from stage to stage.
 
-Where the layers are in stages, this rank's are the last ones. It lets the others begin a step at once, and runs its own
-part when the step's tokens are asked for: by then the next steps are under way in the stages before.
+If the layers are divided into stages, rank 0 has the last stage. It makes the other ranks begin a step at once, and
+runs its own part when the step's tokens are needed: by then the earlier stages already run the next steps.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _JOIN_SECONDS = 60.0
-"""For a rank to import torch and join, on a busy machine."""
+"""How long a rank may take to import torch and join, on a busy machine."""
 _NODE_SECONDS = 60.0
-"""For the other nodes to come, unless ``distributed_timeout_seconds`` says more or less."""
+"""How long to wait for the other nodes, unless ``distributed_timeout_seconds`` is set."""
 _NEWS_SECONDS = 1.0
-"""A collective fails a moment before the end of the rank that broke it is known."""
+"""How long to wait for news of a rank's end: the collective that it broke fails a moment earlier."""
 
 
 class MultiProcExecutor(UniProcExecutor):
-    """The executor of several ranks, on this machine and on others. Starts or awaits them at once.
+    """Executes steps on several ranks, on this machine and on others; starts them or waits for them when it is made.
 
     Args:
-        config: Of the engine.
-        secret: That other nodes must know; None: as the environment says.
+        config: The engine's configuration.
+        secret: The secret that other nodes must know; None reads it from the environment.
 
     Raises:
-        ConfigError: A rank or node differs from this one in what all must have alike.
+        ConfigError: A rank or node differs from this one in something that must be the same on all.
         ModelLoadError: A rank or node did not come.
     """
 
@@ -88,7 +88,7 @@ class MultiProcExecutor(UniProcExecutor):
         self._head = head = self._make_head(config, secret, placement)
         own = nodes.NodeShare(0, 1 if head is None else head.nnodes, tensor_size, num_stages)
         self._host = head.host if head is not None else rendezvous.HOST
-        # Each stage has its own; this rank takes part in that of the last, and makes the others' memory only.
+        # Each stage has its own; this rank takes part in that of its stage, and only makes the memory of the others.
         self._meetings = meetings.make_meetings(own, device.type)
         self._ranks = Ranks(len(own.ranks), self._writer, self._meetings)
         self._end = weakref.finalize(self, _end, self._ranks, self._writer, head, placement)
@@ -122,7 +122,7 @@ class MultiProcExecutor(UniProcExecutor):
         logger.info("%d ranks share the model; the worker ranks have pid %s", size, pids)
 
     def _make_head(self, config: EngineConfig, secret: bytes | None, placement: RayPlacement | None) -> Head | None:
-        """Where other nodes come to; None: there are none."""
+        """Start to accept other nodes; None if there are none."""
         parallel = config.parallel
         if placement is not None:
             placed = dataclasses.replace(config, parallel=placement.parallel)
@@ -151,7 +151,7 @@ class MultiProcExecutor(UniProcExecutor):
         )
 
     def load_model(self) -> None:
-        """Load the weights, each rank its own; see ``UniProcExecutor.load_model``."""
+        """Load the weights, on each rank its own part; see ``UniProcExecutor.load_model``."""
         with self._ended_on_error(), self._by_all(Command.LOAD):
             super().load_model()
             if envs.check_invariants():
@@ -160,17 +160,17 @@ class MultiProcExecutor(UniProcExecutor):
             self._runner.share_ids = self._share_ids
 
     def determine_num_blocks(self) -> int:
-        """KV blocks, as many as the rank with the fewest can hold; see ``Worker.determine_num_blocks``."""
+        """The number of KV blocks that the rank with the least room can hold; see ``Worker.determine_num_blocks``."""
         with self._ended_on_error():
             with self._by_all(Command.NUM_BLOCKS):
                 num_blocks = super().determine_num_blocks()
             return min(num_blocks, *(line["value"] for line in self._writer.lines()))
 
     def determine_num_cpu_blocks(self, num_blocks: int) -> int:
-        """Blocks in CPU memory for preempted requests: each rank has its part of each.
+        """The number of blocks in CPU memory for preempted requests; each rank has its part of every block.
 
         Raises:
-            ConfigError: As ``Worker.determine_num_cpu_blocks``.
+            ConfigError: See ``Worker.determine_num_cpu_blocks``.
         """
         with self._ended_on_error():
             return super().determine_num_cpu_blocks(num_blocks)
@@ -178,7 +178,7 @@ class MultiProcExecutor(UniProcExecutor):
     def initialize_kv_cache(
         self, num_blocks: int, buffer_spec: BufferSpec, num_sets: int, num_cpu_blocks: int = 0
     ) -> list[dict[str, np.ndarray[Any, Any]]]:
-        """Take the memory of the cache on every rank; see ``UniProcExecutor.initialize_kv_cache``."""
+        """Allocate the cache on every rank; see ``UniProcExecutor.initialize_kv_cache``."""
         cache = {
             "num_blocks": num_blocks,
             "spec": list(buffer_spec),
@@ -193,7 +193,7 @@ class MultiProcExecutor(UniProcExecutor):
             return sets
 
     def warm_up(self) -> None:
-        """As ``UniProcExecutor.warm_up``, on every rank; from now on a rank without progress is reported."""
+        """Warm up every rank; see ``UniProcExecutor.warm_up``. From now on a rank without progress is reported."""
         with self._ended_on_error(), self._by_all(Command.WARM_UP):
             super().warm_up()
         self.stalls.start()
@@ -202,7 +202,7 @@ class MultiProcExecutor(UniProcExecutor):
         """Load an adapter on every rank, or on none; see ``UniProcExecutor.add_adapter``.
 
         Raises:
-            ModelLoadError: Another rank cannot load it. What this one cannot load is raised as it is there.
+            ModelLoadError: Another rank cannot load it. If this rank cannot, its own error is raised.
         """
         self._ranks.order({"adapter": {"number": number, "name": name, "path": path}})
         try:
@@ -217,11 +217,11 @@ class MultiProcExecutor(UniProcExecutor):
             raise
 
     def prepare_adapter(self, number: int, name: str, path: str) -> Callable[[], None]:
-        """Nothing before all ranks read it together, which they do between two steps."""
+        """Read nothing yet: all ranks read the adapter together, between two steps."""
         return partial(self.add_adapter, number, name, path)
 
     def remove_adapter(self, number: int) -> bool:
-        """Forget an adapter on every rank; see ``UniProcExecutor.remove_adapter``."""
+        """Remove an adapter on every rank; see ``UniProcExecutor.remove_adapter``."""
         with self._by_all(Command.REMOVE_ADAPTER, number):
             return super().remove_adapter(number)
 
@@ -229,7 +229,7 @@ class MultiProcExecutor(UniProcExecutor):
         """Run the step on every rank; ``sample_tokens`` must follow.
 
         Raises:
-            DeviceFailedError: A rank has ended, or this one failed where the others wait for it.
+            DeviceFailedError: A rank has ended, or this rank failed while the others wait for it.
         """
         with self._in_step():
             self._writer.publish_step(
@@ -241,19 +241,19 @@ class MultiProcExecutor(UniProcExecutor):
                 self._ahead.append(StepAhead(scheduler_output, self._runner))
 
     def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> AsyncModelRunnerOutput:
-        """Sample from the step just executed, on this rank alone; where steps overlap, it tells the others its ids.
+        """Sample from the step just executed, on this rank only; if steps overlap, the other ranks get its ids.
 
         Raises:
-            DeviceFailedError: As ``execute_model``.
+            DeviceFailedError: See ``execute_model``.
         """
         if self._ahead is None:
             return super().sample_tokens(grammar_output)
         return AwaitedStep(partial(self._run_oldest, grammar_output))
 
     def discard_step(self) -> None:
-        """See ``UniProcExecutor.discard_step``. What other stages run of later steps comes here, and is dropped."""
+        """See ``UniProcExecutor.discard_step``. Receives and drops what other stages computed of later steps."""
         if not self._is_out_of_step and self._ranks.death is None:
-            with contextlib.suppress(DeviceFailedError):  # the next step says so
+            with contextlib.suppress(DeviceFailedError):  # the next step raises it again
                 self._runner.give_awaited()
         super().discard_step()
         while self._ahead:
@@ -268,7 +268,7 @@ class MultiProcExecutor(UniProcExecutor):
         return super().sample_tokens(grammar_output).get_output()
 
     def _run(self, ahead: StepAhead) -> None:
-        """This rank's part of a step that the others run already."""
+        """Run this rank's part of a step that the other stages run already."""
         with self._in_step(), ahead.rows_as_planned():
             super().execute_model(ahead.output)
 
@@ -303,7 +303,7 @@ class MultiProcExecutor(UniProcExecutor):
         self._ranks.check()
 
     def rank_views(self) -> list[RankView]:
-        """How each rank is, rank 0 first."""
+        """The state of each rank, rank 0 first."""
         return self.stalls.views()
 
     def rank_states(self) -> list[dict[str, Any]]:
@@ -311,21 +311,21 @@ class MultiProcExecutor(UniProcExecutor):
         return [dataclasses.asdict(view) for view in self.rank_views()]
 
     def shutdown(self) -> None:
-        """Let the model and the cache go, here and on every other rank, whose processes end."""
+        """Free the model and the cache on every rank, and end the other ranks' processes."""
         self.stalls.stop()
         self._end()
         super().shutdown()
 
     @contextmanager
     def _by_all(self, command: Command, *words: int) -> Iterator[None]:
-        """Have every rank do the same as what is done within, and wait for each."""
+        """Make every other rank execute a command while this one runs the body, and wait for all."""
         try:
             number = self._writer.publish(command, list(words), self._limit)
             yield
             self._writer.wait_done(number, self._limit)
         except Exception as error:
             if isinstance(error, RustVLLMError) and not isinstance(error, SchedulerStateError):
-                raise  # this rank's own, and the others can do without what it was to do
+                raise  # this rank's own error, and the other ranks can go on
             self._ranks.check(_NEWS_SECONDS)
             if isinstance(error, TimeoutError):
                 raise DeviceFailedError(f"{error} ({command.name}): {self.stalls.describe()}") from error
@@ -333,7 +333,7 @@ class MultiProcExecutor(UniProcExecutor):
 
     @contextmanager
     def _ended_on_error(self) -> Iterator[None]:
-        """No process is left behind by a start that fails."""
+        """End all processes if a start fails."""
         try:
             yield
         except BaseException as error:
@@ -347,7 +347,7 @@ class MultiProcExecutor(UniProcExecutor):
     def _join(
         self, store: Store, place: RankPlace, device: torch.device, *, in_rank_order: bool
     ) -> tuple[RankGroup, Stage]:
-        """Join the others in a thread: a rank that ends meanwhile would be waited for without end."""
+        """Join the other ranks in a thread, because a rank that ends meanwhile would block the call forever."""
         made: list[tuple[RankGroup, Stage] | BaseException] = []
         meeting = self._meetings.get(place.stage)
         done = threading.Event()
@@ -375,7 +375,7 @@ class MultiProcExecutor(UniProcExecutor):
 
 
 def _end(ranks: Ranks, writer: _core.StepWriter, head: Head | None, placement: RayPlacement | None) -> None:
-    """Have the ranks end in good order if they can, and in any case."""
+    """End the ranks: by a shutdown command if possible, else by killing them."""
     if head is not None:
         head.close()
     if ranks.death is None and not ranks.is_stopping:

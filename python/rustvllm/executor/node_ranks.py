@@ -1,4 +1,4 @@
-"""``NodeRanks``: the ranks of another node as the head sees them, through the connection to that node."""
+"""``NodeRanks``: another node's ranks, as the head sees them through the connection to that node."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _KILL_SECONDS = 2.0
-"""For a node to say that it has killed a rank, before its connection is cut, which has the same effect there."""
+"""How long a node may take to confirm that it killed a rank; then its connection is cut, which also ends the rank."""
 _STACK_SECONDS = 3.0
 _LISTEN_SECONDS = 3600.0
 
 
 class RemoteRank:
-    """A rank's process on another node; what ``RankProcess`` is for one of this machine.
+    """A rank's process on another node; the counterpart of ``RankProcess``.
 
     Args:
-        rank: Of the world.
-        node: Where it is.
+        rank: Its number among all ranks.
+        node: The ranks of its node.
 
     Attributes:
         rank: As given.
-        node_rank: Of its machine.
-        pid: There; 0: it has not been started.
-        state: What the kernel there says of it.
-        error: What it raised, if it could say so.
+        node_rank: The number of its node.
+        pid: Its process id on that node; 0 if it has not been started.
+        state: Its state, according to the kernel of that node.
+        error: The error that it raised, if it could report one.
         death: Why it ended, in its own words.
     """
 
@@ -53,12 +53,12 @@ class RemoteRank:
 
     @property
     def place(self) -> str:
-        """How messages name it."""
+        """Its name in messages."""
         return place_of(self.rank, self.node_rank, self.pid)
 
     @property
     def end_in_words(self) -> str:
-        """Who ended and why."""
+        """Which rank ended, and why."""
         return end_in_words(self.place, self.error, self.death, self._end or "in a way that is not known")
 
     def order(self, order: Mapping[str, Any]) -> None:
@@ -66,11 +66,11 @@ class RemoteRank:
         nodes.say(self._node.link, rank=self.rank, order=order)
 
     def signal(self, number: int) -> None:
-        """Have the node send a signal."""
+        """Make its node send a signal to it."""
         nodes.say(self._node.link, rank=self.rank, signal=number)
 
     def stack(self) -> str:
-        """Its Python stack, by its node."""
+        """Its Python stack, as its node reports it."""
         nodes.say(self._node.link, rank=self.rank, stack=True)
         try:
             return self._stacks.get(timeout=_STACK_SECONDS)
@@ -78,20 +78,20 @@ class RemoteRank:
             return f"unknown: its node has not said it within {_STACK_SECONDS:g} s"
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait so many seconds for its end; whether it has come."""
+        """Wait at most ``timeout`` seconds for its end; returns whether it has ended."""
         return self._has_ended.wait(timeout)
 
     def kill(self) -> None:
-        """End it at once: by its node, or with its node's connection."""
+        """End it at once: through its node, else by cutting its node's connection."""
         self.signal(signal.SIGKILL)
         if not self._has_ended.wait(_KILL_SECONDS):
             self._node.link.cut()
 
     def close(self) -> None:
-        """Nothing is held for it here."""
+        """Do nothing: this machine keeps no resources for it."""
 
     def hear(self, text: Mapping[str, Any], on_hello: Callable[[int], object]) -> bool:
-        """What its node says of it; whether it has ended."""
+        """Process a message of its node about it; returns whether it has ended."""
         self.pid = text.get("pid", self.pid)
         self.state = text.get("state", self.state)
         if "stack" in text:
@@ -107,7 +107,7 @@ class RemoteRank:
         return "ended" in text
 
     def note_end(self, end: str) -> None:
-        """It has ended, in these words."""
+        """Record that it has ended, and how."""
         if not self._has_ended.is_set():
             self._end, self.state = end, "gone"
             self._has_ended.set()
@@ -117,14 +117,14 @@ class NodeRanks:
     """All ranks of one node.
 
     Args:
-        link: To it.
-        share: Which ranks it has.
-        name: What messages call it: host and process as well.
+        link: The connection to the node.
+        share: The ranks that the node has.
+        name: The node's name in messages, with host and process.
 
     Attributes:
         link: As given.
-        node_rank: Of the machine.
-        ranks: In order.
+        node_rank: The node's number.
+        ranks: Its ranks in order.
     """
 
     def __init__(self, link: _core.NodeLink, share: nodes.NodeShare, name: str) -> None:
@@ -134,7 +134,7 @@ class NodeRanks:
         self._by_number = {rank.rank: rank for rank in self.ranks}
 
     def listen(self, on_hello: Callable[[int], object], on_end: Callable[[RemoteRank], object]) -> None:
-        """Hear what the node says until its connection has ended."""
+        """Process the node's messages until its connection ends."""
         left = None
         try:
             while True:

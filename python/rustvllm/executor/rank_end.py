@@ -1,4 +1,4 @@
-"""How messages name a rank and its end, whether its process is of this machine or of another one."""
+"""Names a rank and describes its end in messages, for ranks of this machine and of others."""
 
 from rustvllm.exceptions import RustVLLMError
 
@@ -9,13 +9,13 @@ def place_of(rank: int, node_rank: int, pid: int) -> str:
 
 
 def end_in_words(place: str, error: RustVLLMError | None, death: str | None, end: str) -> str:
-    """Which rank ended and why.
+    """Describe which rank ended, and why.
 
     Args:
         place: Its name.
-        error: What it raised, if it could say so.
+        error: The error that it raised, if it could report one.
         death: Why it ended, in its own words.
-        end: How its process ended, as a ``ChildProcess`` says it.
+        end: How its process ended, in the words of a ``ChildProcess``.
     """
     if error is not None:
         return f"{place}: {error}"

@@ -1,4 +1,4 @@
-"""``Ranks``: the processes that follow rank 0, from their start to their end, and why one ended too soon."""
+"""``Ranks``: the processes that follow rank 0, from start to end, and the reason if one ends too soon."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _NO_DIRECTORY = Path("/dev/null/no-directory")
-"""A rank has no files, so there is none to remove."""
+"""A rank has no folder of its own that would have to be removed."""
 HOST = "127.0.0.1"
-"""Where the ranks of one machine meet."""
+"""The address over which the ranks of one machine meet."""
 _STACK_SECONDS = 1.0
-"""For a rank to write its stack."""
+"""How long a rank may take to write its stack."""
 _END_SECONDS = 5.0
-"""For ranks to end after a shutdown, before they are killed."""
+"""How long ranks may take to end after a shutdown before they are killed."""
 
 
 class RankProcess(ChildProcess):
-    """One process.
+    """The process of one rank on this machine.
 
     Args:
-        rank: From 1.
-        pass_fds: Descriptors that it inherits: of the step channel, and of the meeting if there is one.
-        node_rank: Of this machine.
+        rank: Its number, from 1.
+        pass_fds: File descriptors that it inherits: the step channel, and the meetings if there are any.
+        node_rank: The number of this machine.
 
     Attributes:
         rank: As given.
         node_rank: As given.
-        error: What it raised, if it could say so.
+        error: The error that it raised, if it could report one.
     """
 
     def __init__(self, rank: int, pass_fds: Sequence[int], node_rank: int = 0) -> None:
@@ -56,16 +56,16 @@ class RankProcess(ChildProcess):
 
     @property
     def place(self) -> str:
-        """How messages name it."""
+        """Its name in messages."""
         return place_of(self.rank, self.node_rank, self.pid)
 
     @property
     def state(self) -> str:
-        """What the kernel says of it; see ``state_of``."""
+        """Its state, according to the kernel; see ``state_of``."""
         return state_of(self.pid)
 
     def stack(self) -> str:
-        """Its Python stack, which it writes into memory of its own, whatever it does; or why it is not known."""
+        """Its Python stack, which it can write to its memory file even while it hangs; or why the stack is unknown."""
         place = Path(f"/proc/{self.pid}/fd/{self._stack_fd}")
         try:
             before = place.stat().st_size
@@ -80,13 +80,13 @@ class RankProcess(ChildProcess):
         return f"unknown: it wrote none within {_STACK_SECONDS:g} s"
 
     def said(self) -> Iterator[dict[str, Any]]:
-        """What it says, until it says nothing any more."""
+        """Its messages, until its pipe ends."""
         while (status := self._read_status()) is not None:
             self._stack_fd = status.get("ready", {}).get("stack_fd", self._stack_fd)
             yield status
 
     def listen(self, on_hello: Callable[[int], object]) -> None:
-        """Hear what it says until it has ended."""
+        """Process its messages until it has ended."""
         for status in self.said():
             if "ready" in status:
                 on_hello(self.rank)
@@ -97,22 +97,23 @@ class RankProcess(ChildProcess):
 
     @property
     def end_in_words(self) -> str:
-        """Who ended and why."""
+        """Which rank ended, and why."""
         return end_in_words(self.place, self.error, self.death, self.end)
 
 
 class Ranks:
-    """Starts the processes at once; a thread for each hears of its end.
+    """Starts the processes when it is made; a thread for each notices its end.
 
-    The end of one is the end of all: what waits for it in a collective would wait in vain.
+    If one rank ends, all end, because ranks that wait for it in a collective would wait forever.
 
     Args:
-        size: Ranks of this machine, rank 0 included.
-        writer: Of the step channel; it is given up when a rank ends.
-        meetings: Where CPU ranks add, by stage; likewise. None of them: torch carries all tensors.
+        size: The number of ranks on this machine, including rank 0.
+        writer: The step channel's writer, which gives up when a rank ends.
+        meetings: The memory in which CPU ranks sum, by stage, which also gives up then. If empty, torch carries all
+            tensors.
 
     Attributes:
-        processes: Of ranks 1, 2, …; those of other machines once they were added.
+        processes: The processes of ranks 1, 2, …; ranks of other machines follow as they are added.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Ranks:
             threading.Thread(target=self._hear, args=(process,), name=name, daemon=True).start()
 
     def add_node(self, node: NodeRanks) -> None:
-        """Take the ranks of another machine as well, in the order of nodes."""
+        """Add the ranks of another machine; call this in the order of nodes."""
         self._nodes.append(node)
         self.processes.extend(node.ranks)
         arguments = (self._hellos.put, self._on_end)
@@ -154,16 +155,16 @@ class Ranks:
         threading.Thread(target=node.listen, args=arguments, name=name, daemon=True).start()
 
     def tell_nodes(self, failure: str) -> None:
-        """Tell other machines why all ranks end."""
+        """Tell the other machines why all ranks end."""
         for node in self._nodes:
             nodes.say(node.link, failed=failure)
 
     def order(self, order: Mapping[str, Any], host: str | None = None) -> None:
-        """Send every rank the same order, with its own number.
+        """Send every rank the same order, with the rank's own number.
 
         Args:
-            order: What ranks read; of the first one a node adds what is its own.
-            host: This machine's address, where there are other nodes.
+            order: The order. Nodes add their own values to the first one.
+            host: This machine's address, if there are other nodes.
         """
         for process in self.processes:
             own = self._own_order if "config" in order and isinstance(process, RankProcess) else {}
@@ -175,9 +176,9 @@ class Ranks:
         """Wait until every rank has said that it joins.
 
         Raises:
-            ModelLoadError: One did not come in time.
-            RustVLLMError: What one raised.
-            DeviceFailedError: One has ended.
+            ModelLoadError: A rank did not join in time.
+            RustVLLMError: The error that a rank raised.
+            DeviceFailedError: A rank has ended.
         """
         deadline = time.monotonic() + seconds
         missing = {process.rank: process for process in self.processes}
@@ -192,7 +193,7 @@ class Ranks:
             raise ModelLoadError(f"{names} did not join within {seconds:g} s: the machine may be too busy; start again")
 
     def watch(self, on_death: Callable[[], object]) -> None:
-        """Call this, in whatever thread, once a rank has ended."""
+        """Call ``on_death``, in any thread, once a rank has ended."""
         with self._lock:
             self._on_death.append(on_death)
             is_dead = self._death is not None
@@ -201,20 +202,20 @@ class Ranks:
 
     @property
     def death(self) -> str | None:
-        """Which rank ended first, and why; None: all run."""
+        """Which rank ended first, and why; None if all run."""
         return self._death
 
     @property
     def is_stopping(self) -> bool:
-        """Whether they are to end."""
+        """Whether the ranks are being stopped."""
         return self._is_stopping
 
     def check(self, seconds: float = 0.0) -> None:
-        """Raise when a rank has ended; its end may be waited for, if something points to it.
+        """Raise if a rank has ended. With ``seconds``, wait that long for an end that another error points to.
 
         Raises:
             DeviceFailedError: Names the rank, and why it ended.
-            RustVLLMError: What it raised itself, while it started.
+            RustVLLMError: The error that the rank raised during its start.
         """
         if not self._is_over.wait(seconds) if seconds else self._death is None:
             return
@@ -224,7 +225,7 @@ class Ranks:
             raise DeviceFailedError(self._death)
 
     def stop(self, seconds: float = _END_SECONDS) -> None:
-        """Have every process end; those that have not after so many seconds are killed."""
+        """End every process; after ``seconds``, the remaining ones are killed."""
         with self._lock:
             self._is_stopping = True
         if seconds:
@@ -255,7 +256,7 @@ class Ranks:
         self._writer.give_up()
         for meeting in self._meetings:
             meeting.give_up()
-        # What waits for the dead rank in a collective of torch's hears of it when all connections are gone.
+        # A rank that waits for the dead one in torch's collectives notices only when all connections are gone.
         for other in self.processes:
             if other is not process:
                 other.signal(signal.SIGKILL)
@@ -266,7 +267,7 @@ class Ranks:
 
 
 def state_of(pid: int) -> str:
-    """What the kernel says of a process: ``running``, ``sleeping``, ``stopped``, ``waiting for a disk`` or ``gone``."""
+    """A process's state, according to the kernel: ``running``, ``sleeping``, ``stopped``, ``gone`` and others."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

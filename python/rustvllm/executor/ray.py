@@ -1,8 +1,8 @@
-"""``RayPlacement``: ranks where Ray places them. Ray chooses machines, watches and tells addresses; no step passes it.
+"""``RayPlacement``: ranks on machines that Ray chooses. Ray also watches them and gives addresses; no step passes Ray.
 
-Each rank but the first is a node of its own to the head: an actor runs a ``FollowerNode``, which starts the rank's
-process and connects to the head with a secret of this start. The first rank is the engine's process; the place that is
-asked for it keeps others from its processor.
+To the head, each rank but the first is a separate node: an actor runs a ``FollowerNode``, which starts the rank's
+process and connects to the head with a secret made for this start. The first rank is the engine's process; its place is
+only reserved, so that nothing else gets its processor.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 PLACE_SECONDS = 60.0
-"""For Ray to find places."""
+"""How long Ray may take to find places."""
 _CPUS_OF_A_RANK = 1
 
 
 class RayPlacement:
-    """Asks Ray for one place per rank, at once.
+    """Asks Ray for one place per rank when it is made.
 
     Args:
-        config: Of the engine.
-        seconds: For which places may be missing; None: a minute.
+        config: The engine's configuration.
+        seconds: How long to wait for places; None: a minute.
 
     Attributes:
-        secret: That each rank's node must know.
-        parallel: As the head sees it: each rank is a node.
+        secret: The secret that each rank's node must know.
+        parallel: The head's view of the ranks, in which each is a node.
 
     Raises:
-        ConfigError: Ray is not installed, or a GPU is asked for.
-        ModelLoadError: There is no room in the cluster; says what was asked and what there is.
+        ConfigError: Ray is not installed, or the device is not the CPU.
+        ModelLoadError: The cluster has no room; the message has the wanted and the available resources.
     """
 
     def __init__(self, config: EngineConfig, seconds: float | None = None) -> None:
@@ -75,7 +75,7 @@ class RayPlacement:
             )
 
     def start(self, port: int) -> None:
-        """Start the ranks, which come to the head at this port."""
+        """Start the ranks, which connect to the head at ``port``."""
         strategies = self._ray.util.scheduling_strategies
         kind = self._ray.remote(NodeActor)
         for rank in range(1, self.parallel.nnodes):
@@ -86,7 +86,7 @@ class RayPlacement:
             self._actors.append(actor)
 
     def close(self) -> None:
-        """Give the places back."""
+        """Stop the actors and give the places back."""
         with contextlib.suppress(Exception):  # the cluster may be gone
             for actor in self._actors:
                 self._ray.kill(actor)
@@ -94,7 +94,7 @@ class RayPlacement:
 
 
 class NodeActor:
-    """What Ray runs in a place: a node with one rank."""
+    """The actor that Ray runs in a place: a node with one rank."""
 
     def run(self, config: Mapping[str, Any], secret: bytes) -> None:
         """Follow the head until it ends."""

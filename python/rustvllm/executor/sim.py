@@ -1,11 +1,11 @@
 """``SimExecutor``: steps that take a set time and sample plain words, without weights and without torch.
 
-With it the rest of the stack runs as ever: scheduler, KV blocks, prefix cache, text, server. A token depends on the one
-before it, on its position and, unless the request is greedy, on its seed; so neither other requests nor preemption nor
-chunks change what a request gets.
+The rest of the stack runs normally: scheduler, KV blocks, prefix cache, text, server. A token depends on the one before
+it, on its position and, unless the request is greedy, on its seed. So other requests, preemption and chunks do not
+change what a request gets.
 
-Time passes as on a device with a queue: a step begins when it is launched and the one before it is over, and ends after
-its own time. The thread that waits for it sleeps, and the interpreter is free.
+Time passes as on a device with a queue: a step begins once it has been launched and the previous one is over, and ends
+after its own time. The thread that waits for it sleeps and does not hold the GIL.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 MAX_DEFAULT_BLOCKS: Final = 1 << 18
-"""Blocks of the default cache at most; they hold nothing, but the pool's records of them take memory."""
+"""The most blocks of the default cache: they hold nothing, but the pool's records of them take memory."""
 _MIN_WORDS: Final = 16
 _DTYPES: Final = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
 _GREEDY_TEMPERATURE: Final = 1e-5
@@ -51,7 +51,7 @@ _LogprobArrays = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray
 
 @dataclass(frozen=True, slots=True)
 class _ExecutedStep:
-    """What the tokens of a step depend on, for each row of logits; drafts are checked like those of a model."""
+    """What the tokens of a step depend on, for each row of logits; drafts are verified as with a model."""
 
     rows: npt.NDArray[np.int32]
     last_ids: npt.NDArray[np.int32]
@@ -61,10 +61,11 @@ class _ExecutedStep:
 
 @dataclass(frozen=True, slots=True)
 class SimStepOutput:
-    """A step whose tokens are known at once and given out when its time is over.
+    """A step whose tokens are known at once, but returned only when its time is over.
 
     Attributes:
-        end: When that is, in seconds of ``time.perf_counter``.
+        output: The step's results.
+        end: When its time is over, in seconds of ``time.perf_counter``.
     """
 
     output: ModelRunnerOutput
@@ -75,7 +76,7 @@ class SimStepOutput:
         return time.perf_counter() >= self.end
 
     def get_output(self) -> ModelRunnerOutput:
-        """Sleep until it is."""
+        """Sleep until the time is over."""
         if (left := self.end - time.perf_counter()) > 0:
             time.sleep(left)
         return self.output
@@ -85,8 +86,8 @@ class SimExecutor:
     """See the module and :class:`~rustvllm.executor.interface.Executor`.
 
     Attributes:
-        words: int32; the ids that are sampled.
-        forward_ns: Nothing is prepared before a step that is not computed.
+        words: int32; the ids that can be sampled.
+        forward_ns: Always 0, because no model runs.
     """
 
     forward_ns = 0
@@ -97,7 +98,7 @@ class SimExecutor:
         self.words: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self._sets: list[dict[str, npt.NDArray[Any]]] = []
         num_rows = config.scheduler.max_num_seqs
-        # Of each persistent row, what its tokens depend on.
+        # What the tokens of each persistent row depend on.
         self._seeds = np.zeros(num_rows, np.uint64)
         self._num_prompt_tokens = np.zeros(num_rows, np.int64)
         self._min_tokens = np.zeros(num_rows, np.int64)
@@ -113,13 +114,13 @@ class SimExecutor:
         self._last_sampled = np.zeros(num_rows, np.int32)
         self._executed: _ExecutedStep | None = None
         self._prompt_logprobs: _LogprobArrays | None = None
-        self._end = 0.0  # of the step launched last
+        self._end = 0.0  # of the last launched step
 
     def load_model(self) -> None:
         """Choose the words of the vocabulary.
 
         Raises:
-            ModelLoadError: The tokenizer cannot be read, or EOS is asked for where the model has none.
+            ModelLoadError: The tokenizer cannot be read, or ``sim_eos_after`` is set but the model has no EOS token.
         """
         if self._sim.eos_after is not None and self._eos < 0:
             raise ModelLoadError("sim_eos_after is set, but the model's configuration has no eos_token_id")
@@ -134,8 +135,8 @@ class SimExecutor:
         blocks_per_seq = -(-self._config.model.max_model_len // cache.block_size)
         return 1 + max(blocks_per_seq, min(scheduler.max_num_seqs * blocks_per_seq, MAX_DEFAULT_BLOCKS))
 
-    def determine_num_cpu_blocks(self, num_blocks: int) -> int:  # noqa: ARG002 -- other executors look at both
-        """With preemption by swap: as many as ``swap_space`` would hold of the model's own blocks."""
+    def determine_num_cpu_blocks(self, num_blocks: int) -> int:  # noqa: ARG002 -- other executors use both
+        """How many blocks of the model's real size ``swap_space`` would hold; 0 unless preemption swaps."""
         if self._config.scheduler.preemption_mode != "swap":
             return 0
         model, cache = self._config.model, self._config.cache
@@ -150,7 +151,7 @@ class SimExecutor:
         num_sets: int,
         num_cpu_blocks: int = 0,  # noqa: ARG002 -- likewise
     ) -> list[dict[str, npt.NDArray[Any]]]:
-        """The step buffers, in plain memory."""
+        """Allocate the step buffers, in plain memory."""
         self._sets = [
             {name: np.zeros(shape, _DTYPES[dtype]) for name, dtype, shape in buffer_spec} for _ in range(num_sets)
         ]
@@ -161,31 +162,31 @@ class SimExecutor:
         token_ids: Callable[[int], list[int]],
         sampling_extras: Callable[[int], _core.SamplingExtras | None] | None = None,
     ) -> None:
-        """Nothing here depends on more than the last token."""
+        """Do nothing: tokens depend on no earlier token than the last."""
 
     def warm_up(self) -> None:
-        """There is nothing to warm."""
+        """Do nothing."""
 
     def add_adapter(self, number: int, name: str, path: str) -> None:
-        """A simulation computes nothing from it."""
+        """Do nothing: a simulation computes nothing with an adapter."""
 
     def prepare_adapter(self, number: int, name: str, path: str) -> Callable[[], None]:
-        """As :meth:`add_adapter`."""
+        """See :meth:`add_adapter`."""
         return lambda: self.add_adapter(number, name, path)
 
     def lora_ranks(self) -> Mapping[int, int]:
-        """None: there are no weights."""
+        """Empty, because there are no weights."""
         return {}
 
-    def remove_adapter(self, number: int) -> bool:  # noqa: ARG002 -- other executors look at it
-        """There is always one to forget."""
+    def remove_adapter(self, number: int) -> bool:  # noqa: ARG002 -- other executors use it
+        """Always True: there is nothing to remove."""
         return True
 
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
-        """Note what the step's tokens depend on and when it is over.
+        """Keep what the step's tokens depend on, and compute when the step is over.
 
         Raises:
-            SchedulerStateError: The step before was not sampled.
+            SchedulerStateError: The previous step was not sampled.
         """
         if self._executed is not None:
             raise SchedulerStateError("sample_tokens() must be called after execute_model()")
@@ -210,13 +211,13 @@ class SimExecutor:
         self._prompt_logprobs = self._make_up_prompt_logprobs(output, arrays) if output.num_prompt_logprobs else None
 
     def forward_ns_left(self) -> int:
-        """What is left of the step's time."""
+        """The rest of the step's time."""
         return max(0, int(1e9 * (self._end - time.perf_counter())))
 
     def sample_tokens(self, grammar_output: GrammarOutput | None = None) -> SimStepOutput:
-        """Choose the step's tokens, to be had once its time is over.
+        """Choose the step's tokens, which can be fetched once its time is over.
 
-        Where a grammar does not allow the word, one of the tokens that it allows takes its place.
+        If a grammar does not allow the word, one of the tokens that it allows replaces it.
 
         Raises:
             SchedulerStateError: No step was executed.
@@ -243,22 +244,22 @@ class SimExecutor:
         return SimStepOutput(output, self._end)
 
     def discard_step(self) -> None:
-        """Forget a step that was executed and will not be sampled, and the time of those that were launched."""
+        """Forget the step that was executed but will not be sampled, and the time of launched steps."""
         self._executed = None
         self._end = 0.0
 
     def watch(self, on_death: Callable[[], object]) -> None:
-        """See ``Executor``; there is no process to end."""
+        """See ``Executor``; there is no process that could end."""
 
     def check(self) -> None:
         """See ``Executor``."""
 
     def rank_states(self) -> list[dict[str, Any]]:
-        """See ``Executor``; there is one rank."""
+        """See ``Executor``; there is only one rank."""
         return []
 
     def shutdown(self) -> None:
-        """Let the step buffers go."""
+        """Free the step buffers."""
         self._sets = []
 
     def _admit(self, num_new_reqs: int, arrays: dict[str, npt.NDArray[Any]]) -> None:
@@ -305,7 +306,7 @@ class SimExecutor:
         last_ids: npt.NDArray[np.int32],
         positions: npt.NDArray[np.int32],
     ) -> None:
-        """Put allowed tokens, or what stands for none, in the place of those that grammars refuse."""
+        """Replace tokens that grammars refuse with allowed ones, or with a negative verdict if the row gets none."""
         vocab_size = self._config.model.vocab_size
         grammar.check(sampled.size, vocab_size)
         numbers = self._random_numbers(rows, last_ids, positions)
@@ -320,7 +321,7 @@ class SimExecutor:
     def _avoid_early_stops(
         self, tokens: npt.NDArray[np.int32], rows: npt.NDArray[np.int32], num_outputs: npt.NDArray[np.int64]
     ) -> None:
-        """Put the next word in the place of one that would end a request below ``min_tokens``."""
+        """Replace tokens that would end a request below ``min_tokens`` with the next word."""
         for index in np.flatnonzero(num_outputs < self._min_tokens[rows]).tolist():
             stops = self._early_stops.get(int(rows[index]))
             if stops is None or tokens[index] not in stops:
@@ -344,7 +345,7 @@ class SimExecutor:
     def _make_up_prompt_logprobs(
         self, output: _core.SchedulerOutput, arrays: dict[str, npt.NDArray[Any]]
     ) -> _LogprobArrays:
-        """The same for the places of prompts that the step is asked for."""
+        """Log-probabilities for the prompt tokens that the step needs; see ``_make_up_logprobs``."""
         num_reqs = output.num_prompt_logprobs_reqs
         rows = arrays["prompt_logprobs_rows"][:num_reqs]
         num_columns = 1 + np.minimum(self._num_prompt_logprobs[rows], self.words.size)
@@ -357,9 +358,9 @@ class SimExecutor:
     def _candidates(
         self, own: npt.NDArray[np.int32], num_others: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Ids and log-probabilities ``[n, 1 + num_others]``: the tokens ``own``, these again, then the next words."""
+        """Ids and log-probabilities ``[n, 1 + num_others]``: the tokens ``own`` twice, then the next words."""
         places = np.arange(num_others)
-        first = np.searchsorted(self.words, own)  # not a word: its neighbours are as good
+        first = np.searchsorted(self.words, own)  # if it is not a word, its neighbours will do
         others = self.words[(first[:, None] + places) % self.words.size]
         others[:, :1] = own[:, None]
         ids = np.concatenate((own[:, None], others), axis=1, dtype=np.int32)
@@ -375,9 +376,9 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _nth_allowed(masks: npt.NDArray[np.int32], n: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
-    """Of each mask ``[k, words]`` the id of the nth bit that is set, counted from 0 and over and over: ``[k]``."""
+    """The id of each mask's nth set bit, counted from 0 and starting over after the last: ``[k, words]`` to ``[k]``."""
     halves = masks.view(np.uint16)
-    num_until = _NUM_BITS[halves].cumsum(axis=1, dtype=np.int32)  # each half included
+    num_until = _NUM_BITS[halves].cumsum(axis=1, dtype=np.int32)  # including each half
     rows = np.arange(len(masks))
     wanted = (n % num_until[:, -1].astype(np.uint64)).astype(np.int32)
     places = (num_until <= wanted[:, None]).sum(axis=1)
@@ -389,7 +390,7 @@ def _nth_allowed(masks: npt.NDArray[np.int32], n: npt.NDArray[np.uint64]) -> npt
 
 
 def _find_words(config: EngineConfig) -> npt.NDArray[np.int32]:
-    """Ids of plain words with the space before them; where these are few, of letters; else all but EOS."""
+    """Ids of plain words with a space before them; if there are few, of plain words without; else all ids but EOS."""
     model = config.model
     every = np.setdiff1d(np.arange(model.vocab_size, dtype=np.int32), np.asarray(model.eos_token_ids, np.int32))
     if model.tokenizer_path is None:

@@ -1,4 +1,4 @@
-"""``StallReporter``: which rank is behind, what it waits in, and what the kernel says that it does."""
+"""``StallReporter``: reports which rank is behind, what it waits in, and its state according to the kernel."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class RankView:
     """One rank at one moment.
 
     Attributes:
-        rank: Which one.
-        pid: Of its process.
-        state: What the kernel says: ``running``, ``sleeping``, ``stopped``, …
-        step_age: Seconds since its last sign of progress, while it has something to do; else 0.
-        waits_in: The collective that it is in; empty: none.
-        collective_seconds: In collectives so far.
-        collectives: How many ended.
-        stage: Which group of layers it has, from 0.
-        num_stages: How many there are.
-        node_rank: The machine that it is on.
-        layer: Of the model, for which it waits; -1: for none.
+        rank: Its number.
+        pid: The id of its process.
+        state: Its state, according to the kernel: ``running``, ``sleeping``, ``stopped``, …
+        step_age: Seconds since its last progress, while it has something to do; else 0.
+        waits_in: The collective that it is in; empty if it is in none.
+        collective_seconds: Its total time in collectives.
+        collectives: How many collectives it has finished.
+        stage: Its pipeline stage, from 0.
+        num_stages: How many stages there are.
+        node_rank: The machine that it runs on.
+        layer: The layer of the model whose collective it waits in; -1 for none.
     """
 
     rank: int
@@ -64,13 +64,13 @@ class RankView:
 
 
 class StallReporter:
-    """Looks at the ranks twice a second, in a thread of its own, and reports a group that makes no progress.
+    """Checks the ranks twice a second, in its own thread, and reports when they make no progress.
 
     Args:
-        ranks: That follow.
-        writer: Of the step channel.
+        ranks: The ranks that follow.
+        writer: The writer of the step channel.
         own: Rank 0's time in collectives.
-        stall_timeout: Seconds without progress that are reported; 0: nothing is.
+        stall_timeout: Seconds without progress after which it reports; 0 disables reports.
         first: Rank 0's place, which says how many ranks share a stage.
     """
 
@@ -90,17 +90,17 @@ class StallReporter:
         self._has_reported = False
 
     def start(self) -> None:
-        """Look from now on."""
+        """Begin to check."""
         if self._stall_timeout and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="rustvllm-rank-watch", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._stop.set()
 
     def views(self) -> list[RankView]:
-        """How each rank is, rank 0 first."""
+        """The state of each rank, rank 0 first."""
         ages = self._ages()
         own = RankView(
             0,
@@ -135,9 +135,9 @@ class StallReporter:
         ]
 
     def describe(self) -> str:
-        """Who is behind, in words, and what the others wait in.
+        """Describe which ranks are behind, and what the others wait in.
 
-        These are ranks that are stopped, else those that run a step and wait for none, else all.
+        Those behind are the stopped ranks, else the ranks that run a step without waiting for another, else all.
         """
         views = self.views()
         behind = [view for view in views if view.state.startswith("stopped")]
@@ -146,7 +146,7 @@ class StallReporter:
         return "; ".join(map(str, behind + others))
 
     def look(self) -> str | None:
-        """The report, once the group has made no progress for as long as the timeout; once for each stall."""
+        """The report, once the ranks have made no progress for the timeout; only once for each stall."""
         ages = self._ages()
         longest = max(ages, default=0.0)
         if longest < self._stall_timeout:
@@ -158,7 +158,7 @@ class StallReporter:
         return f"no step ended for {longest:.1f} s: {self.describe()}"
 
     def _ages(self) -> list[float]:
-        """Seconds for which each rank that follows has had something to do without progress."""
+        """How many seconds each follower rank has had something to do without progress."""
         now, published = time.monotonic(), self._writer.published
         done = [line["done"] for line in self._writer.lines()]
         if len(self._seen) != len(done):
@@ -182,6 +182,6 @@ class StallReporter:
 
 
 def stack_of_main_thread() -> str:
-    """Where this process's main thread is, as a traceback has it."""
+    """The stack of this process's main thread, as in a traceback."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 -- Python's only name for it
     return "unknown" if frame is None else "".join(traceback.format_stack(frame)).rstrip()

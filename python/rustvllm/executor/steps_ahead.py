@@ -1,4 +1,4 @@
-"""Steps that the stages before this rank's run already, and that this rank runs when their tokens are asked for."""
+"""Steps that earlier pipeline stages already run, and that this rank runs only when their tokens are needed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class StepAhead:
-    """A step that was planned and has not run here.
+    """A step that is planned but has not run on this rank.
 
-    What the scheduler knows of rows that are new in it is asked for now: when it runs, their requests may have left
-    them.
+    It asks the scheduler for the ids and extras of new rows when it is made, because their requests may have left the
+    rows when it runs.
 
     Args:
         output: The plan.
-        runner: That is to run it.
+        runner: The runner that will run it.
 
     Attributes:
         output: As given.
@@ -42,7 +42,7 @@ class StepAhead:
 
     @contextmanager
     def rows_as_planned(self) -> Iterator[None]:
-        """Within, the batch learns of new rows what was known when they were planned."""
+        """Within the context, new rows get the ids and extras that they had when the step was planned."""
         batch = self._batch
         before = batch.token_ids, batch.extras.of_row
         if before[0] is not None:
@@ -57,18 +57,18 @@ class StepAhead:
 
 @dataclass(frozen=True, slots=True)
 class AwaitedStep:
-    """What ``sample_tokens`` gives of such a step; see ``AsyncModelRunnerOutput``.
+    """The output that ``sample_tokens`` returns for these steps; see ``AsyncModelRunnerOutput``.
 
     Attributes:
-        run: Runs it and gives its tokens.
+        run: Runs the step and returns its output.
     """
 
     run: Callable[[], ModelRunnerOutput]
 
     def is_done(self) -> bool:
-        """It is never: it has not begun."""
+        """Always False: the step begins only in ``get_output``."""
         return False
 
     def get_output(self) -> ModelRunnerOutput:
-        """Run it."""
+        """Run the step."""
         return self.run()

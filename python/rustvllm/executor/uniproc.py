@@ -1,4 +1,4 @@
-"""One worker in the process of the engine core."""
+"""``UniProcExecutor``: runs one worker in the process of the engine core."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _POLL_NS = 300_000
-"""A step of 10 ms is at most 3 % longer while it waits for what the device is done with."""
+"""Time between two polls of the device; waiting makes a step of 10 ms at most 3 % longer."""
 
 
 class UniProcExecutor:
@@ -42,12 +42,12 @@ class UniProcExecutor:
 
     @property
     def device(self) -> torch.device:
-        """Where the model runs."""
+        """The device that the model runs on."""
         return self._worker.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the model computes in; ``auto`` is resolved."""
+        """The dtype that the model computes in; ``auto`` is resolved."""
         return self._worker.dtype
 
     @property
@@ -59,20 +59,20 @@ class UniProcExecutor:
         """Load the weights.
 
         Raises:
-            ModelLoadError: A file or the configuration is wrong; the message says which, and what would work.
+            ModelLoadError: A file or the configuration is wrong; the message says which, and how to fix it.
         """
         self._worker.load_model()
 
     def determine_num_blocks(self) -> int:
-        """KV blocks, the null block included; see ``Worker.determine_num_blocks``.
+        """The number of KV blocks, including the null block; see ``Worker.determine_num_blocks``.
 
         Raises:
-            ModelLoadError: The memory is too small, or more was asked for than there is.
+            ModelLoadError: There is too little memory, or the configuration asks for more than there is.
         """
         return self._worker.determine_num_blocks()
 
     def determine_num_cpu_blocks(self, num_blocks: int) -> int:
-        """Blocks in CPU memory for preempted requests; see ``Worker.determine_num_cpu_blocks``.
+        """The number of blocks in CPU memory for preempted requests; see ``Worker.determine_num_cpu_blocks``.
 
         Raises:
             ConfigError: ``swap_space`` is too small for one block, or more than there is.
@@ -82,23 +82,22 @@ class UniProcExecutor:
     def initialize_kv_cache(
         self, num_blocks: int, buffer_spec: BufferSpec, num_sets: int, num_cpu_blocks: int = 0
     ) -> list[dict[str, np.ndarray[Any, Any]]]:
-        """Take the memory of the KV cache, of its CPU tier and of ``num_sets`` step-buffer sets.
+        """Allocate the KV cache, its CPU tier and ``num_sets`` step-buffer sets.
 
         Returns:
-            The sets as numpy sees them, for ``_core.Scheduler``.
+            The sets as numpy arrays, for ``_core.Scheduler``.
         """
         return self._worker.initialize_kv_cache(num_blocks, buffer_spec, num_sets, num_cpu_blocks)
 
     def bind_token_ids(self, token_ids: TokenIds, sampling_extras: ExtrasOfRow | None = None) -> None:
-        """Say where the tokens of a row come from (``Scheduler.token_ids``), which penalties need, and its parameters
-        that are lists (``Scheduler.sampling_extras``).
+        """Set the functions that return the token ids of a row (``Scheduler.token_ids``), for penalties, and its list
+        parameters (``Scheduler.sampling_extras``).
         """
         self._runner.input_batch.token_ids = token_ids
         self._runner.input_batch.extras.of_row = sampling_extras
 
     def warm_up(self) -> None:
-        """Run a small step of every kind, so that no request waits for libraries that set themselves up; see
-        ``Worker.warm_up`` for what else.
+        """Run a small step of every kind, so that no request waits for libraries to initialize; see ``Worker.warm_up``.
 
         Raises:
             ModelLoadError: A CUDA graph cannot be captured.
@@ -109,13 +108,13 @@ class UniProcExecutor:
         """Load an adapter; see ``AdapterStore.add``.
 
         Raises:
-            ModelLoadError: It is not one that is served, or not this model's.
-            ConfigError: Adapters are not enabled, or as many are loaded as may be.
+            ModelLoadError: The adapter is of an unsupported kind, or made for another model.
+            ConfigError: Adapters are not enabled, or the limit of loaded adapters is reached.
         """
         self._worker.adapters.add(number, name, Path(path))
 
     def prepare_adapter(self, number: int, name: str, path: str) -> Callable[[], None]:
-        """Read an adapter in any thread; what it returns puts it into place; see ``AdapterStore.prepare``."""
+        """Read an adapter in any thread; the returned function puts it into place; see ``AdapterStore.prepare``."""
         return self._worker.adapters.prepare(number, name, Path(path))
 
     def lora_ranks(self) -> Mapping[int, int]:
@@ -123,15 +122,15 @@ class UniProcExecutor:
         return self._worker.adapters.lora_ranks
 
     def remove_adapter(self, number: int) -> bool:
-        """Forget an adapter that no request needs; False if there is none of this number."""
+        """Remove an adapter that no request needs; False if none has this number."""
         return self._worker.adapters.remove(number)
 
     def execute_model(self, scheduler_output: _core.SchedulerOutput) -> None:
         """Run the step through the model; ``sample_tokens`` must follow.
 
         Raises:
-            DeviceMemoryError: The device has no memory for it; the next step may be smaller.
-            DeviceFailedError: The device failed, in this step or one before; there is no next one.
+            DeviceMemoryError: The device has too little memory for this step; a smaller one may run.
+            DeviceFailedError: The device failed, in this step or an earlier one, and cannot run another.
         """
         try:
             self._runner.execute_model(scheduler_output)
@@ -152,7 +151,7 @@ class UniProcExecutor:
             grammar_output: See ``GPUModelRunner.sample_tokens``.
 
         Raises:
-            DeviceMemoryError: As ``execute_model``.
+            DeviceMemoryError: See ``execute_model``.
         """
         try:
             return self._runner.sample_tokens(grammar_output)
@@ -162,21 +161,21 @@ class UniProcExecutor:
             raise device_failed(error) from error
 
     def discard_step(self) -> None:
-        """Forget a step that was executed and will not be sampled, and every step that was launched and not awaited."""
+        """Forget the step that was executed but will not be sampled, and every launched step that was not awaited."""
         self._runner.discard_step()
 
     def watch(self, on_death: Callable[[], object]) -> None:
-        """See ``Executor``; no other process can end here."""
+        """See ``Executor``; there is no other process that could end."""
 
     def check(self) -> None:
         """See ``Executor``."""
 
     def rank_states(self) -> list[dict[str, Any]]:
-        """See ``Executor``; there is one rank."""
+        """See ``Executor``; there is only one rank."""
         return []
 
     def shutdown(self) -> None:
-        """Let the model and the cache go."""
+        """Free the model and the cache."""
         self._worker.shutdown()
 
     @property
