@@ -1,1 +1,1 @@
-"""Building blocks of models: linear maps, embeddings, norms, activations and rotary positions."""
+"""Building blocks of models: dense layers, embeddings, norms, activations and rotary positions."""

@@ -57,10 +57,10 @@ def get_activation(name: str) -> Activation:
 
 
 def apply_gated(activation: Activation, x: Tensor) -> Tensor:
-    """``activation(gate) · up`` of rows that hold the gate's features and then those of up.
+    """``activation(gate) · up`` of rows that have the gate's features first and then those of ``up``.
 
     Args:
-        activation: As ``get_activation`` gives it.
+        activation: A result of ``get_activation``.
         x: ``[num_tokens, 2 · size]``.
 
     Returns:

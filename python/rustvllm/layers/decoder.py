@@ -1,4 +1,4 @@
-"""The blocks of a decoder as parts, for what can run all of them in one call instead of module by module."""
+"""The blocks of a decoder as data, for code that runs all of them in one call instead of module by module."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from rustvllm.layers.rotary import RotaryEmbedding
 
 @dataclass(frozen=True, slots=True)
 class PreNormBlock:
-    """Causal attention and an MLP, each on the normed stream and added to it.
+    """Causal attention and an MLP: each reads the normed stream and adds its result to the stream.
 
-    The norm before the MLP is of the stream with attention added, or (``is_parallel``) of the one that attention read.
+    The norm before the MLP reads the stream with attention added or, with ``is_parallel``, the one that attention read.
 
     Attributes:
-        attention_norm: Before attention.
-        qkv: Query, key and value of all heads, one after the other.
+        attention_norm: The norm before attention.
+        qkv: Computes query, key and value of all heads, one after the other.
         scale: Factor on the products of queries and keys.
-        out: From the heads to the stream.
-        mlp_norm: Before the MLP.
-        up: From the stream to the MLP's features; where these are gated, to the gates and then to them.
-        activation: Of the features, or of the gates.
-        down: From the features to the stream.
-        head_norms: Of each query's head and of each key's, before they are turned; None: there are none.
-        rotary: Which of the decoder's turns queries and keys are turned by; None: positions are in the stream.
-        sliding_window: Tokens that a query sees, itself included; None: all.
+        out: Maps the heads to the stream.
+        mlp_norm: The norm before the MLP.
+        up: Maps the stream to the MLP's features; if these are gated, to the gates and then to the features.
+        activation: Applied to the features, or to the gates.
+        down: Maps the features to the stream.
+        head_norms: Norms of each query head and of each key head, before they are rotated; None if there are none.
+        rotary: Index of the decoder's turns that rotate queries and keys; None if positions are added to the stream.
+        sliding_window: How many tokens a query sees, including itself; None: all.
         soft_cap: See ``AttentionPlan.forward``.
-        is_gated: Whether the activation's result is a factor of each feature.
-        is_by_head: Whether ``qkv`` gives query, key and value of one head after the other.
+        is_gated: Whether the activation's result multiplies each feature.
+        is_by_head: Whether ``qkv`` computes query, key and value of one head after the other.
         is_parallel: See above.
-        post_norms: Of what attention and what the MLP give, before it is added; None: it is added as it is.
+        post_norms: Norms of the results of attention and MLP, before they are added; None if there are none.
     """
 
     attention_norm: nn.Module
@@ -58,7 +58,7 @@ class PreNormBlock:
 
     @property
     def has_halves(self) -> bool:
-        """Whether attention and MLP can run apart, with nothing but the stream between them."""
+        """Whether attention and MLP can run separately, with only the stream between them."""
         return not self.is_parallel and self.post_norms is None
 
 
@@ -67,10 +67,10 @@ class PreNormDecoder:
     """All blocks that a rank has, and what follows them.
 
     Attributes:
-        blocks: One after the other.
-        last_norm: At the model's end; None: another stage has that.
-        turns: What blocks turn heads by.
-        ends_in_head: Whether the head takes what the norm gives.
+        blocks: The blocks in order.
+        last_norm: The norm at the model's end; None if another stage has it.
+        turns: The rotations of heads that blocks use.
+        ends_in_head: Whether the head follows the norm.
     """
 
     blocks: tuple[PreNormBlock, ...]
@@ -81,12 +81,12 @@ class PreNormDecoder:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLogits:
-    """What a decoder with a head leaves.
+    """The result of a decoder that includes the head.
 
     Attributes:
         logits: ``[num_rows, vocab_size]``.
-        ids: int32 ``[num_rows]``, of the largest logit of each row, the first of equals; negative where one is NaN, or
-            all are minus infinity. None if the caller did not ask.
+        ids: int32 ``[num_rows]``, the id of each row's largest logit, the first of equals; negative if a logit is NaN,
+            or if all are minus infinity. None if the caller did not ask for ids.
     """
 
     logits: Tensor
@@ -94,27 +94,27 @@ class DecoderLogits:
 
 
 class DecoderKernel(Protocol):
-    """Runs a ``PreNormDecoder`` in one call; it computes what the modules compute."""
+    """Runs a ``PreNormDecoder`` in one call, with the same results as its modules."""
 
     def takes(self, num_tokens: int, attention: object) -> bool:
-        """Whether it runs a step of so many tokens, whose attention was planned so; else the modules do."""
+        """Whether it can run a step of ``num_tokens`` tokens with this attention plan; else the modules run it."""
         ...
 
     def takes_head(self, num_rows: int) -> bool:
-        """Whether it goes on to so many rows of logits; else something else computes them."""
+        """Whether it also computes ``num_rows`` rows of logits; else something else computes them."""
         ...
 
     def forward(self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: object) -> Tensor:
-        """All blocks and the last norm, if there is one.
+        """Run all blocks, and the last norm if there is one.
 
         Args:
-            hidden: ``[num_tokens, hidden_size]``, the embedded tokens; it may be overwritten.
-            positions: int32 ``[num_tokens]``, of each token in its own sequence.
-            kv_caches: Of each block, written and read.
+            hidden: ``[num_tokens, hidden_size]``, the embedded tokens; may be overwritten.
+            positions: int32 ``[num_tokens]``, the position of each token in its own sequence.
+            kv_caches: One per block, read and written.
             attention: The step's plan.
 
         Returns:
-            ``[num_tokens, hidden_size]``, normalised if there is a norm.
+            ``[num_tokens, hidden_size]``, normalized if there is a norm.
         """
         ...
 
@@ -128,36 +128,36 @@ class DecoderKernel(Protocol):
         *,
         chooses: bool,
     ) -> DecoderLogits:
-        """All blocks, the last norm and the head, of a kernel that takes both; see ``forward``.
+        """Run all blocks, the last norm and the head, if ``takes`` and ``takes_head`` allow it.
 
         Args:
-            hidden: As for ``forward``, and so are the next three.
-            positions: Likewise.
-            kv_caches: Likewise.
-            attention: Likewise.
+            hidden: See ``forward``.
+            positions: See ``forward``.
+            kv_caches: See ``forward``.
+            attention: See ``forward``.
             places: int32 ``[num_rows]``, the tokens whose logits are wanted, each once; None: all, in order.
-            chooses: Whether the largest logits are asked for.
+            chooses: Whether the ids of the largest logits are wanted.
         """
         ...
 
 
 @runtime_checkable
 class AdaptableDecoder(DecoderKernel, Protocol):
-    """A decoder whose one call may add adapters' products.
+    """A decoder kernel that can also add adapters' products.
 
     Attributes:
-        adapters: Of the next step, each with its tokens in ascending order.
+        adapters: The adapters of the next step, each with its tokens in ascending order.
     """
 
     adapters: Sequence[tuple[_core.CpuAdapter, Sequence[int]]]
 
     def make_adapter(self, deltas: Mapping[int, _core.CpuLayerDelta]) -> _core.CpuAdapter | None:
-        """An adapter of the blocks.
+        """Make an adapter of the blocks.
 
         Args:
-            deltas: By the ``id`` of their layers.
+            deltas: The adapter's changes by the ``id`` of their layers.
 
         Returns:
-            None if one of the layers is none that the call can add to.
+            None if the kernel cannot change one of the layers.
         """
         ...

@@ -1,4 +1,4 @@
-"""Where layers run as one Triton kernel each, rather than as several operations of torch: on a GPU that has Triton."""
+"""Decides where a layer runs as one Triton kernel instead of several torch operations: on a GPU that has Triton."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rustvllm import envs
 
 
 def runs_fused(x: Tensor) -> bool:
-    """Whether a layer's input is for ``rustvllm.kernels``; if not, that package need not even be importable."""
+    """Whether a layer's input goes to ``rustvllm.kernels``; if not, that package need not even be importable."""
     return _runs_fused(x.device)
 
 
 def runs_fused_on(device: torch.device) -> bool:
-    """As ``runs_fused``, of what lies on a device."""
+    """The answer of ``runs_fused`` for tensors on ``device``."""
     return _runs_fused(device)
 
 

@@ -1,4 +1,4 @@
-"""Dense layers whose parameters are only allocated: the loader fills them, so nothing is initialised twice."""
+"""Dense layers whose parameters are allocated but not initialized, because the loader fills them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _without_weights: ContextVar[bool] = ContextVar("dense layers are built without 
 
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """Dense layers built within have shapes in the place of weights: who builds them gives memory, or a kernel."""
+    """Build dense layers without memory for weights; the caller must later give each memory or a kernel."""
     token = _without_weights.set(True)
     try:
         yield
@@ -28,23 +28,23 @@ def without_weights() -> Iterator[None]:
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:
-    """An uninitialised parameter in torch's current default dtype and device; it takes no gradient."""
+    """An uninitialized parameter in torch's current default dtype and device, without gradient."""
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
 
 
 def empty_parameter_like(other: Tensor, device: torch.device | str) -> nn.Parameter:
-    """An uninitialised parameter of another's shape and dtype, on a device.
+    """An uninitialized parameter with another tensor's shape and dtype, on a device.
 
-    ``torch.empty_like`` of a tensor without memory would import what torch compiles with, which takes seconds.
+    ``torch.empty_like`` of a tensor without memory would import torch's compiler, which takes seconds.
     """
     return nn.Parameter(torch.empty(other.shape, dtype=other.dtype, device=device), requires_grad=False)
 
 
 class LinearKernel(Protocol):
-    """Computes a dense layer from a copy of its weight in a layout of its own.
+    """Computes a dense layer from a copy of its weight in the kernel's own layout.
 
     Attributes:
-        nbytes: Of that copy; 0 if it computes from the weight itself.
+        nbytes: Bytes of the copy; 0 if the kernel computes with the weight itself.
     """
 
     nbytes: int
@@ -56,15 +56,15 @@ class LinearKernel(Protocol):
 
 @runtime_checkable
 class UnpackingKernel(Protocol):
-    """A kernel that can give the weight back, so that a layer need not keep it."""
+    """A kernel that can return the weight, so that the layer need not keep it."""
 
     def unpack(self, num_outputs: int, first: int = 0) -> Tensor:
-        """Rows of the weight, rounded as they are kept: float32 ``[num_outputs, in_features]``."""
+        """Rows of the weight with the precision in which they are kept: float32 ``[num_outputs, in_features]``."""
         ...
 
 
 class EmbeddingKernel(Protocol):
-    """Looks vectors up in a form of its own of an embedding's numbers."""
+    """Looks vectors up in the kernel's own form of an embedding."""
 
     def forward(self, ids: Tensor) -> Tensor:
         """See ``Embedding.forward``."""
@@ -72,10 +72,10 @@ class EmbeddingKernel(Protocol):
 
 
 class LinearAdapters(Protocol):
-    """Adds adapters' products to a dense layer's.
+    """Adds adapters' products to a dense layer's product.
 
     Attributes:
-        is_on: Whether the step that runs is computed by :meth:`forward`.
+        is_on: Whether :meth:`forward` computes the current step.
     """
 
     @property
@@ -97,8 +97,8 @@ def plain_linear(
 ) -> Tensor:
     """``activation(x Wᵀ + b) + residual`` by torch, one operation after the other.
 
-    On a GPU the residual is added by the product itself, in its own memory, where it may be overwritten (``in_place``)
-    and nothing stands between the two.
+    On a GPU the product itself adds the residual, in the residual's memory, if that may be overwritten (``in_place``)
+    and there is no bias or activation.
     """
     if residual is not None and in_place and bias is None and activation is None and runs_fused(x):
         return residual.addmm_(x, weight.t())
@@ -112,11 +112,11 @@ class Linear(nn.Module):
     """``y = activation(x Wᵀ + b) + residual``.
 
     Attributes:
-        weight: ``[out_features, in_features]``; layouts stored the other way round are turned while loading. Once a
-            kernel has packed it there may be a shape without memory left (on the meta device).
+        weight: ``[out_features, in_features]``; weights that files store transposed are turned while loading. Once a
+            kernel has packed it, it may be without memory (on the meta device).
         bias: ``[out_features]`` or None.
-        kernel: What computes the layer; None: torch, from ``weight``.
-        adapters: What adapters add to it; None: the model serves none.
+        kernel: Computes the layer; None: torch does, with ``weight``.
+        adapters: Adds adapters' products; None if the model serves no adapters.
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
@@ -137,13 +137,13 @@ class Linear(nn.Module):
         residual: Tensor | None = None,
         in_place: bool = False,
     ) -> Tensor:
-        """The layer, and what follows it, in one pass where the kernel has that.
+        """Compute the layer, and the operations after it in the same pass if the kernel can do that.
 
         Args:
             x: ``[..., in_features]``.
-            activation: Applied to each number of the product, the bias included.
+            activation: Applied to the product with the bias.
             residual: ``[..., out_features]``, added at the end.
-            in_place: The result may take the residual's memory, which the caller reads no more.
+            in_place: Whether the result may overwrite the residual, because the caller does not read it again.
 
         Returns:
             ``[..., out_features]``.
@@ -170,8 +170,8 @@ class Embedding(nn.Module):
     """A table of vectors.
 
     Attributes:
-        weight: ``[num_embeddings, embedding_dim]``; a shape without memory where a kernel has the numbers.
-        kernel: What looks vectors up; None: torch, in ``weight``.
+        weight: ``[num_embeddings, embedding_dim]``; without memory if a kernel has the numbers.
+        kernel: Looks vectors up; None: torch does, in ``weight``.
     """
 
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None:

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm over the last dimension, alone or with the sum that comes before them."""
+"""LayerNorm and RMSNorm over the last dimension, alone or fused with the addition before them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PlainLayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """``x / sqrt(mean(x²) + eps) · weight``, computed in float32 whatever the dtype of ``x``."""
+    """``x / sqrt(mean(x²) + eps) · weight``, computed in float32 for any dtype of ``x``."""
 
     weight_offset = 0.0
 
@@ -101,10 +101,10 @@ def add_norm(
     """A norm of ``residual + post_norm(x)``, and that sum; on a GPU in one kernel.
 
     Args:
-        norm: ``RMSNorm``, ``GemmaRMSNorm`` or ``LayerNorm``; None: the sum is all there is, and is given twice.
+        norm: ``RMSNorm``, ``GemmaRMSNorm`` or ``LayerNorm``; None: returns the sum twice.
         x: ``[..., hidden_size]``.
-        residual: likewise.
-        post_norm: Of the first two kinds, with the epsilon of ``norm``; None: ``x`` is added as it is.
+        residual: ``[..., hidden_size]``.
+        post_norm: An ``RMSNorm`` or ``GemmaRMSNorm``; None: ``x`` is added unchanged.
     """
     if runs_fused(x):
         from rustvllm.kernels import norm as kernels
@@ -121,10 +121,10 @@ def add_norm(
 
 
 def linear_add_norm(linear: Linear, x: Tensor, residual: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
-    """A norm of ``residual + linear(x)``, and that sum: in as few kernels as the device has for it.
+    """A norm of ``residual + linear(x)``, and that sum; in as few kernels as the device needs.
 
     Args:
-        linear: From the width of ``x`` to that of the residual.
+        linear: Maps ``x`` to the width of the residual.
         x: ``[..., in_features]``.
         residual: ``[..., hidden_size]``; not overwritten.
         norm: See ``add_norm``.

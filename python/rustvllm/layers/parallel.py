@@ -1,10 +1,10 @@
-"""Layers that the ranks of a group share: which part of each parameter a rank holds, and where the ranks meet.
+"""Layers that the ranks of a group share: the part of each parameter that a rank holds, and where ranks exchange data.
 
-Where ranks hold groups of layers, a model is built within the stage of one, and has its layers only.
+With pipeline stages, a model is built within one stage and has only the layers of that stage.
 
-Columns are what a layer gives, rows what it takes: a ``ColumnLinear`` computes a part of its outputs on each rank, the
-``RowLinear`` after it takes that part of its inputs, and the sum over the ranks is the layer's result. A model is built
-within ``shared_by``; layers that are built elsewhere are whole.
+A ``ColumnLinear`` computes a part of its outputs on each rank. The ``RowLinear`` after it takes this part as inputs,
+and the sum over the ranks is the layer's result. A model is built within ``shared_by``; layers built outside of it are
+whole.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rustvllm.layers.activation import Activation
 from rustvllm.layers.linear import Embedding, Linear
 
 VOCABULARY_UNIT = 64
-"""Each rank holds a multiple of so many rows of the embedding and of the head; rows beyond the vocabulary are zeros."""
+"""Each rank has a multiple of this many rows of the embedding and the head; rows beyond the vocabulary are zeros."""
 LARGEST_WHOLE = 127.0
-"""What the largest magnitude of a row becomes in 8 bits."""
+"""The value of a row's largest magnitude in 8 bits."""
 _MOST_NAMED = 12
 
 _group: ContextVar[RankGroup] = ContextVar("the group of the model that is being built", default=ALONE)
@@ -35,9 +35,9 @@ _stage: ContextVar[Stage] = ContextVar("the stage of the model that is being bui
 
 @contextmanager
 def shared_by(group: RankGroup, stage: Stage = WHOLE) -> Iterator[None]:
-    """Layers that are built within are shared by the ranks of a group, and are those of a stage.
+    """Build layers that the ranks of a group share, and only those of a stage.
 
-    Another thread's are not touched by it.
+    Other threads are not affected.
     """
     token, of_stage = _group.set(group), _stage.set(stage)
     try:
@@ -61,8 +61,8 @@ class StageLayers(nn.ModuleList):
     """The layers of the building stage, under the numbers that they have in the whole model.
 
     Args:
-        make: Gives the layer of a number.
-        num_layers: Of the whole model.
+        make: Makes the layer with a given number.
+        num_layers: The number of layers of the whole model.
 
     Raises:
         ModelLoadError: There are more stages than layers.
@@ -75,7 +75,7 @@ class StageLayers(nn.ModuleList):
 
 
 class NoEmbedding(nn.Module):
-    """Stands where another stage has the embedding."""
+    """Takes the place of an embedding that another stage has."""
 
     def forward(self, ids: Tensor) -> Tensor:
         """See ``Embedding.forward``.
@@ -88,12 +88,12 @@ class NoEmbedding(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a rank holds of one stored tensor, as rows or as columns.
+    """A rank's part of one stored tensor, in rows or columns.
 
     Attributes:
         count: How many the rank has.
-        first: The first one's place in the whole tensor.
-        whole: How many that has; the rank's beyond it are zeros.
+        first: The index of the first one in the whole tensor.
+        whole: How many the whole tensor has; the rank's rows or columns beyond it are zeros.
     """
 
     count: int
@@ -102,17 +102,17 @@ class Part:
 
     @property
     def num_stored(self) -> int:
-        """How many of the rank's are in the whole tensor."""
+        """How many of the rank's rows or columns are in the whole tensor."""
         return max(0, min(self.count, self.whole - self.first))
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What a rank holds of one parameter.
+    """A rank's part of one parameter.
 
     Attributes:
         dim: 0: rows; 1: columns.
-        parts: One after the other, of the rank's parameter and of the whole one: several where layers are fused.
+        parts: Several if layers are fused, in the order in which they lie in the rank's and in the whole parameter.
     """
 
     dim: int
@@ -120,11 +120,11 @@ class Shard:
 
     @property
     def whole(self) -> int:
-        """Size of the whole parameter in this dimension."""
+        """The size of the whole parameter in this dimension."""
         return sum(part.whole for part in self.parts)
 
     def take(self, whole: Tensor) -> Tensor:
-        """The rank's part of a whole parameter, in memory of its own."""
+        """The rank's part of a whole parameter, in new memory."""
         pieces, begin = [], 0
         for part in self.parts:
             stored = whole.narrow(self.dim, begin + min(part.first, part.whole), part.num_stored)
@@ -140,8 +140,8 @@ def even_part(group: RankGroup, whole: int, what: str) -> Part:
 
     Args:
         group: The ranks.
-        whole: How many there are.
-        what: They are, for the message.
+        whole: How many there are to share.
+        what: What they are, for the message.
 
     Raises:
         ModelLoadError: The ranks cannot share them evenly.
@@ -156,7 +156,7 @@ def even_part(group: RankGroup, whole: int, what: str) -> Part:
 
 
 def kv_head_part(group: RankGroup, num_kv_heads: int) -> Part:
-    """Of the heads of keys and of values: an equal part, or one head where there are fewer than ranks.
+    """A rank's key and value heads: an equal part, or one head if there are fewer heads than ranks.
 
     Raises:
         ModelLoadError: Neither number divides the other.
@@ -167,7 +167,7 @@ def kv_head_part(group: RankGroup, num_kv_heads: int) -> Part:
 
 
 def vocabulary_part(group: RankGroup, vocab_size: int) -> Part:
-    """Of the vocabulary: equal numbers of rows, of which the last ranks' may lie beyond its end."""
+    """A rank's part of the vocabulary: each rank has the same number of rows, and the last may be beyond its end."""
     if group.size == 1:
         return Part(vocab_size, 0, vocab_size)
     unit = VOCABULARY_UNIT * group.size
@@ -176,21 +176,21 @@ def vocabulary_part(group: RankGroup, vocab_size: int) -> Part:
 
 
 def shard_of(module: nn.Module, name: str) -> Shard | None:
-    """What a rank holds of a module's own parameter; None: the whole one."""
+    """A rank's part of a module's own parameter; None if it has the whole parameter."""
     shards: Mapping[str, Shard] | None = getattr(module, "shards", None)
     return None if shards is None else shards.get(name)
 
 
 class ColumnLinear(Linear):
-    """A map of which each rank computes a part of the outputs.
+    """A dense layer of which each rank computes a part of the outputs.
 
     Args:
-        in_features: Which every rank has.
-        parts: Of the outputs, those of fused layers one after the other.
-        bias: Whether there is one; it is shared as the outputs are.
+        in_features: The number of inputs, which every rank has.
+        parts: The rank's outputs; of fused layers, one part after the other.
+        bias: Whether there is a bias; it is shared in the same way.
 
     Attributes:
-        shards: What the rank holds of the parameters.
+        shards: The rank's parts of the parameters.
     """
 
     def __init__(self, in_features: int, parts: Sequence[Part], *, bias: bool) -> None:
@@ -200,7 +200,7 @@ class ColumnLinear(Linear):
 
 
 def column_linear(in_features: int, *widths: int, bias: bool) -> ColumnLinear:
-    """A map whose outputs are shared evenly, fused of as many as there are widths.
+    """A dense layer whose outputs are shared evenly; with several widths, it fuses several layers.
 
     Raises:
         ModelLoadError: The ranks cannot share a width evenly.
@@ -210,7 +210,7 @@ def column_linear(in_features: int, *widths: int, bias: bool) -> ColumnLinear:
 
 
 def qkv_linear(in_features: int, num_heads: int, num_kv_heads: int, head_dim: int, *, bias: bool) -> ColumnLinear:
-    """The fused map to queries, keys and values: heads are shared, those of keys and values replicated if too few.
+    """The fused layer for queries, keys and values; ranks share the heads, and replicate key and value heads if few.
 
     Raises:
         ModelLoadError: The ranks cannot share the heads evenly.
@@ -221,7 +221,7 @@ def qkv_linear(in_features: int, num_heads: int, num_kv_heads: int, head_dim: in
 
 
 def head_parts(num_heads: int, num_kv_heads: int) -> tuple[Part, Part]:
-    """What a rank of the building group has of the query heads and of the heads of keys and values.
+    """A rank's query heads, and its key and value heads, in the building group.
 
     Raises:
         ModelLoadError: The ranks cannot share them evenly.
@@ -231,19 +231,19 @@ def head_parts(num_heads: int, num_kv_heads: int) -> tuple[Part, Part]:
 
 
 class RowLinear(Linear):
-    """A map of which each rank takes a part of the inputs; the sum over the ranks is the result.
+    """A dense layer of which each rank takes a part of the inputs; the sum over the ranks is the result.
 
-    The first rank adds the bias and the residual: another's bias is zeros.
+    Only the first rank adds the bias and the residual; the others have zeros as bias.
 
     Args:
-        in_features: Of all ranks.
-        out_features: Which every rank has.
-        bias: Whether there is one.
+        in_features: The inputs of all ranks together.
+        out_features: The number of outputs, which every rank has.
+        bias: Whether there is a bias.
 
     Attributes:
         group: The ranks.
-        layer: Of the model, from 0, once ``number_layers`` was called; -1 before.
-        shards: What this one holds of the parameters.
+        layer: The number of the model's layer, from 0, once ``number_layers`` was called; -1 before.
+        shards: This rank's parts of the parameters.
 
     Raises:
         ModelLoadError: The ranks cannot share the inputs evenly.
@@ -263,7 +263,7 @@ class RowLinear(Linear):
 
     @property
     def adds_residual(self) -> bool:
-        """Whether this rank's product has the residual added, before the ranks' products are."""
+        """Whether this rank adds the residual to its product, before the ranks sum their products."""
         return self.group.rank == 0
 
     def forward(
@@ -274,7 +274,7 @@ class RowLinear(Linear):
         residual: Tensor | None = None,
         in_place: bool = False,
     ) -> Tensor:
-        """See ``Linear.forward``; nothing but the residual may follow where there are several ranks."""
+        """See ``Linear.forward``; with several ranks an activation is not allowed."""
         if self.group.size == 1:
             return super().forward(x, activation=activation, residual=residual, in_place=in_place)
         if activation is not None:
@@ -283,13 +283,13 @@ class RowLinear(Linear):
         return self.sum_over_ranks(own)
 
     def whole_numbers(self) -> tuple[Tensor, Tensor]:
-        """The weight as numbers of 8 bits with a scale for each output, which all ranks have in common.
+        """The weight as integers of 8 bits with one scale per output, which is the same on all ranks.
 
         Returns:
             int8 ``[out_features, in_features]`` and float32 ``[out_features, 1]``.
 
         Raises:
-            ModelLoadError: A number that is not finite.
+            ModelLoadError: A number is not finite.
         """
         weight = self.weight.detach().to(torch.float32)
         largest = self.group.all_gather(weight.abs().amax(1, keepdim=True)).amax(0)
@@ -300,12 +300,12 @@ class RowLinear(Linear):
         return (weight / scales).nan_to_num_(0.0).round_().to(torch.int8), scales
 
     def sum_over_ranks(self, product: Tensor) -> Tensor:
-        """The layer's result: the ranks' products, added into ``product``, ``[..., out_features]``."""
+        """The layer's result: the ranks' products, summed into ``product``, ``[..., out_features]``."""
         return self.group.all_reduce(product, self.layer)
 
 
 def number_layers(model: nn.Module) -> None:
-    """Have each map that ranks add for know its layer, by the name that the checkpoint has for it."""
+    """Set the layer number of each ``RowLinear``, from its name in the checkpoint."""
     for name, module in model.named_modules():
         numbers = [part for part in name.split(".") if part.isdecimal()]
         if isinstance(module, RowLinear) and numbers:
@@ -313,15 +313,15 @@ def number_layers(model: nn.Module) -> None:
 
 
 class VocabEmbedding(Embedding):
-    """A table of vectors of which each rank holds some rows.
+    """A table of vectors of which each rank has some rows.
 
     Args:
-        num_embeddings: Of all ranks.
+        num_embeddings: The rows of all ranks together.
         embedding_dim: Features of a vector.
 
     Attributes:
         group: The ranks.
-        shards: What this one holds of the parameters.
+        shards: This rank's parts of the parameters.
     """
 
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
@@ -341,14 +341,14 @@ class VocabEmbedding(Embedding):
 
 
 class VocabHead(Linear):
-    """The head, a map to the vocabulary of which each rank computes some logits; ``whole_logits`` brings them together.
+    """The head, of which each rank computes some logits; ``whole_logits`` puts them together.
 
     Args:
-        in_features: Of the stream.
-        vocab_size: Of all ranks.
+        in_features: The width of the stream.
+        vocab_size: The vocabulary size of all ranks together.
 
     Attributes:
-        shards: What this rank holds of the parameters.
+        shards: This rank's parts of the parameters.
     """
 
     def __init__(self, in_features: int, vocab_size: int) -> None:
@@ -359,20 +359,20 @@ class VocabHead(Linear):
 
 
 def whole_logits(group: RankGroup, own: Tensor, vocab_size: int) -> Tensor:
-    """The logits of all ranks, without those that stand for no token.
+    """Put the logits of all ranks together, without padding.
 
     Args:
         group: The ranks.
-        own: ``[num_rows, n]`` of this one's part of the vocabulary.
-        vocab_size: Of all.
+        own: ``[num_rows, n]``, the logits of this rank's part of the vocabulary.
+        vocab_size: The size of the whole vocabulary.
 
     Returns:
-        ``[num_rows, vocab_size]``, on the first rank. On the others the numbers are undefined.
+        ``[num_rows, vocab_size]`` on the first rank. On the others the values are undefined.
     """
     if group.size == 1:
         return own
     parts = group.gather(own)  # [size, num_rows, n]
     if parts is None:
-        return own.new_zeros(()).expand(own.shape[0], vocab_size)  # one number: no rank looks at them
+        return own.new_zeros(()).expand(own.shape[0], vocab_size)  # a single number, because this rank never reads it
     count = own.shape[1]
     return torch.cat([part[:, : max(vocab_size - rank * count, 0)] for rank, part in enumerate(parts)], 1)

@@ -1,14 +1,14 @@
 """Rotary position embeddings: the frequencies of each scaling type, and the rotation itself.
 
-A pair of features ``(i, i + d/2)`` of a head's first ``d`` is turned by ``position · inv_freq[i]`` radians; features
-beyond them stay (partial rotary). The scaling types change ``inv_freq`` and sometimes the length of the turned vector
-(yarn, longrope).
+Each pair of features ``(i, i + d/2)`` in the first ``d`` features of a head is rotated by ``position · inv_freq[i]``
+radians; features beyond ``d`` stay unchanged (partial rotary). The scaling types change ``inv_freq``, and yarn and
+longrope also the length of the rotated vector.
 
 A token's keys are computed once, so its frequencies must not change while its request grows, nor depend on other
-requests. Two types want frequencies that depend on the length of the sequence; here ``max_model_len`` decides once:
+requests. Two types define frequencies that depend on the length of the sequence; here ``max_model_len`` decides once:
 
-- dynamic: up to ``max_position_embeddings`` the plain frequencies, beyond it those of a sequence of ``max_model_len``;
-- longrope: up to ``original_max_position_embeddings`` the short factors, beyond it the long ones.
+- dynamic: the plain frequencies up to ``max_position_embeddings``, else those of a sequence of ``max_model_len``;
+- longrope: the short factors up to ``original_max_position_embeddings``, else the long ones.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _TYPES_WITH_TRAINED_LENGTH = ("llama3", "yarn", "longrope")
 
 
 class RotaryEmbedding:
-    """Cosines and sines for the positions of a step; they are made once per step and shared by all layers.
+    """Cosines and sines for the positions of a step, computed once per step and shared by all layers.
 
     Attributes:
         inv_freq: float32 ``[rotary_dim / 2]``, radians per position.
-        attention_scaling: Factor on the turned vectors (1 except for yarn and longrope).
-        max_model_len: Longest sequence whose angles are asked for; None: any.
+        attention_scaling: Factor on the rotated vectors (1 except for yarn and longrope).
+        max_model_len: The longest sequence; None: unlimited.
     """
 
     def __init__(self, inv_freq: Tensor, attention_scaling: float = 1.0, max_model_len: int | None = None) -> None:
@@ -41,7 +41,7 @@ class RotaryEmbedding:
         self.attention_scaling = attention_scaling
         self.max_model_len = max_model_len
         self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-        # What a pair's angle is multiplied by, for the first half of a head's features and for the second.
+        # Factors on the position, for both halves of a head's rotated features.
         self._frequencies = torch.cat((inv_freq, inv_freq))
         self._sine_signs = torch.cat((-torch.ones_like(inv_freq), torch.ones_like(inv_freq))) * attention_scaling
 
@@ -60,25 +60,25 @@ class RotaryEmbedding:
         Args:
             hf_config: The parsed ``config.json``.
             head_dim: Features of a head.
-            max_model_len: Longest sequence that will be served.
-            partial: Whether the architecture may turn a part of each head only (``partial_rotary_factor``).
-            layer_type: Whose parameters, where ``rope_parameters`` has some for each type of layer.
+            max_model_len: The longest sequence that will be served.
+            partial: Whether the architecture allows rotating only a part of each head (``partial_rotary_factor``).
+            layer_type: The type of layer, if ``rope_parameters`` has an entry for each type.
 
         Raises:
-            ModelLoadError: An unknown type, a missing key, or a value out of range.
+            ModelLoadError: The type is unknown, a key is missing, or a value is out of range.
         """
         parameters = rope_parameters(hf_config, layer_type)
         rotary_dim = _rotary_dim(parameters, head_dim, partial=partial)
         return cls(*_frequencies(parameters, hf_config, rotary_dim, max_model_len), max_model_len)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> RotaryAngles:
-        """The angles of a step, for its layers; nothing is computed before one of them asks."""
+        """The angles of a step, for its layers; computed when a layer first needs them."""
         return RotaryAngles(self, positions, dtype)
 
     def table(self, device: torch.device, dtype: torch.dtype) -> Tensor | None:
-        """Cosines and sines of all positions, made once: ``[max_model_len, rotary_dim]``, the cosines first.
+        """Cosines and sines of all positions, computed once: ``[max_model_len, rotary_dim]``, the cosines first.
 
-        None where no kernel reads it, and where the length is not known.
+        None if no kernel reads the table, or if the length is unlimited.
         """
         if self.max_model_len is None or not runs_fused_on(device):
             return None
@@ -93,11 +93,10 @@ class RotaryEmbedding:
 
         Args:
             positions: int ``[num_tokens]``.
-            dtype: Of the result.
+            dtype: The dtype of the result.
 
         Returns:
-            Two tensors ``[num_tokens, 1, rotary_dim]``, ready to broadcast over heads; the sine's first half is
-            negative.
+            Two tensors ``[num_tokens, 1, rotary_dim]``, which broadcast over heads; the sine's first half is negated.
         """
         if self._frequencies.device != positions.device:
             self._frequencies = self._frequencies.to(positions.device)
@@ -110,12 +109,12 @@ class RotaryEmbedding:
 
 
 class RotaryAngles:
-    """The angles of one step's tokens, in the form that a layer asks for.
+    """The angles of one step's tokens, in the form that a layer needs.
 
     Args:
-        embedding: Of the layers that ask.
+        embedding: The rotary embedding of the layers.
         positions: int32 ``[num_tokens]``.
-        dtype: Of cosines and sines.
+        dtype: The dtype of cosines and sines.
     """
 
     def __init__(self, embedding: RotaryEmbedding, positions: Tensor, dtype: torch.dtype) -> None:
@@ -131,19 +130,19 @@ class RotaryAngles:
 
     @property
     def cos_sin(self) -> tuple[Tensor, Tensor]:
-        """See ``RotaryEmbedding.cos_sin``; computed for the first layer that asks."""
+        """See ``RotaryEmbedding.cos_sin``; computed when a layer first needs them."""
         if self._cos_sin is None:
             self._cos_sin = self._embedding.cos_sin(self.positions, self._dtype)
         return self._cos_sin
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the two halves of every head's first ``rotary_dim`` features.
+    """Rotate the two halves of every head's first ``rotary_dim`` features.
 
     Args:
         x: ``[num_tokens, num_heads, head_dim]``.
-        cos: ``[num_tokens, 1, rotary_dim]``, as ``cos_sin`` gives it.
-        sin: likewise.
+        cos: ``[num_tokens, 1, rotary_dim]``, from ``cos_sin``.
+        sin: ``[num_tokens, 1, rotary_dim]``, from ``cos_sin``.
 
     Returns:
         A new tensor shaped like ``x``.
@@ -159,19 +158,19 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rope_parameters(hf_config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
-    """The rope settings of either spelling under one set of names.
+    """The rope settings, under one set of names for both spellings.
 
     Args:
         hf_config: The parsed ``config.json``.
-        layer_type: Whose settings, where there are some for each type of layer.
+        layer_type: The type of layer, if there are settings for each type.
 
     Returns:
-        ``rope_type`` and ``rope_theta``, both present, ``partial_rotary_factor`` (1 when nothing says otherwise), and
-        what the type needs. Types that stretch a trained length have it as ``original_max_position_embeddings``, and
-        ``factor`` when it follows from the two lengths.
+        ``rope_type`` and ``rope_theta``, which are always present, ``partial_rotary_factor`` (1 by default), and what
+        the type needs. Types that extend a trained length have it as ``original_max_position_embeddings``, and
+        ``factor`` if it follows from the two lengths.
 
     Raises:
-        ModelLoadError: Settings of the wrong kind, or an unknown ``rope_type``.
+        ModelLoadError: Settings are of the wrong kind, or ``rope_type`` is unknown.
     """
     for key in ("rope_parameters", "rope_scaling"):
         if hf_config.get(key) is not None and not isinstance(hf_config[key], Mapping):
@@ -215,7 +214,7 @@ def rope_parameters(hf_config: Mapping[str, Any], layer_type: str | None = None)
 def _frequencies(
     parameters: Mapping[str, Any], hf_config: Mapping[str, Any], rotary_dim: int, max_model_len: int
 ) -> tuple[Tensor, float]:
-    """Radians per position of each pair, and the factor on turned vectors."""
+    """Radians per position of each pair, and the factor on rotated vectors."""
     rope_type = parameters["rope_type"]
     theta = float(parameters["rope_theta"])
     if rope_type == "dynamic":
@@ -260,7 +259,7 @@ def _number(parameters: Mapping[str, Any], key: str, rope_type: str) -> float:
 
 
 def _optional_number(parameters: Mapping[str, Any], key: str, rope_type: str) -> float | None:
-    """Null and 0 stand for what the type does without."""
+    """A number, or None if it is null or 0, which select the type's default."""
     value = parameters.get(key)
     return None if value is None or value == 0 else _number(parameters, key, rope_type)
 
@@ -271,7 +270,7 @@ def _default_inv_freq(theta: float, rotary_dim: int) -> Tensor:
 
 
 def _llama3_inv_freq(parameters: Mapping[str, Any], theta: float, rotary_dim: int) -> Tensor:
-    """Long wavelengths are slowed by ``factor``, short ones kept, those between blended (Llama 3.1)."""
+    """Divide the frequencies of long wavelengths by ``factor``, keep short ones, and blend between (Llama 3.1)."""
     inv_freq = _default_inv_freq(theta, rotary_dim)
     factor = _number(parameters, "factor", "llama3")
     low_freq_factor = _number(parameters, "low_freq_factor", "llama3")
@@ -289,7 +288,7 @@ def _llama3_inv_freq(parameters: Mapping[str, Any], theta: float, rotary_dim: in
 
 
 def _yarn(parameters: Mapping[str, Any], theta: float, rotary_dim: int) -> tuple[Tensor, float]:
-    """YaRN (Peng et al., 2023): interpolate slow dimensions, keep fast ones, and sharpen the attention a little."""
+    """YaRN (Peng et al., 2023): interpolate slow dimensions, keep fast ones, and sharpen attention a little."""
     factor = _number(parameters, "factor", "yarn")
     trained_len = float(parameters["original_max_position_embeddings"])
     beta_fast = _optional_number(parameters, "beta_fast", "yarn") or 32.0
@@ -319,7 +318,7 @@ def _yarn(parameters: Mapping[str, Any], theta: float, rotary_dim: int) -> tuple
 
 
 def _longrope(parameters: Mapping[str, Any], theta: float, rotary_dim: int, max_model_len: int) -> tuple[Tensor, float]:
-    """LongRoPE (Ding et al., 2024): each dimension is slowed by a factor of its own, found by search."""
+    """LongRoPE (Ding et al., 2024): divide each dimension's frequency by its own factor, which was found by search."""
     factor = _number(parameters, "factor", "longrope")
     trained = float(parameters["original_max_position_embeddings"])
     attention_factor = parameters.get("attention_factor")

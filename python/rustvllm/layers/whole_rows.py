@@ -1,4 +1,4 @@
-"""Stored tensors whose numbers are whole ones with scales: how the parts of a layer are kept in one form."""
+"""Stored tensors whose numbers are integers with scales, and the common form for the parts of a layer."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 
 FEW_BITS = 4
 MIDDLE_4 = 8
-"""What numbers of 4 bits are counted from where they have neither zero points nor minima."""
+"""The value that 4-bit numbers without zero points or minima store for 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeForm:
-    """How a stored tensor's whole numbers have their scales.
+    """The form of a stored tensor's integers and scales.
 
     Attributes:
-        numbers: Of a row in the order of its inputs.
-        input_order: int64 ``[in_features]``, the inputs with those of a group side by side; None: they are neighbours.
+        numbers: The form of a row's numbers, with its inputs in ``input_order``.
+        input_order: int64 ``[in_features]``, the inputs with those of a group next to each other; None if groups are
+            contiguous.
     """
 
     numbers: NumberForm
@@ -36,15 +37,15 @@ class WholeForm:
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """Where the rows of a tensor in blocks lie.
+    """Where a file has the rows of a tensor in blocks.
 
     Attributes:
-        file: Which.
-        offset: Of the first row.
-        row_bytes: From one to the next.
-        type_name: Of the blocks.
-        interleaved_rows: Of so many rows those of the first half and of the second lie in turns; 0: they have their
-            order.
+        file: The file.
+        offset: The offset of the first row.
+        row_bytes: Bytes from one row to the next.
+        type_name: The type of the blocks.
+        interleaved_rows: In each group of this many rows, rows of the first and of the second half alternate; 0 if rows
+            are in order.
     """
 
     file: Path
@@ -55,25 +56,25 @@ class FileRows:
 
 
 LayerPlace: TypeAlias = "tuple[PackedLinear, int]"
-"""A packed layer, and the first row there of a tensor."""
+"""A packed layer, and a tensor's first row in it."""
 LayerRows: TypeAlias = "tuple[PackedLinear, int, int, FileRows]"
-"""Rows of a packed layer out of a file: the layer, the first row there, how many, and where they lie."""
+"""Rows of a packed layer that a file has: the layer, the first row in it, how many, and where they lie."""
 TableRows: TypeAlias = tuple[Tensor, FileRows]
-"""A table, uint8 ``[rows, bytes of a row]``, and where its rows lie in a file."""
+"""A table, uint8 ``[rows, bytes of a row]``, and where a file has its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWords:
-    """The numbers of a tensor in words of 32 bits.
+    """A tensor's numbers in words of 32 bits.
 
     Attributes:
         words: int32, two-dimensional and contiguous.
-        layout: How numbers lie in them; see ``_core.PackedLinear.pack_words``.
-        bits: Of a number.
-        less: What each is more than the number that it stands for, where that has no zero point.
+        layout: The order of numbers in words; see ``_core.PackedLinear.pack_words``.
+        bits: Bits of a number.
+        less: To be subtracted from each number, if there are no zero points.
         scales: float32 ``[outputs, groups]``.
-        zeros: float32 ``[outputs, groups]``, zero points; None: there are none.
-        order: The inputs, those of a group side by side; None: they are as they come.
+        zeros: float32 ``[outputs, groups]``, zero points; None if there are none.
+        order: The inputs with those of a group next to each other; None if they are in order.
     """
 
     words: Tensor
@@ -86,7 +87,7 @@ class StoredWords:
 
 
 def common_whole_form(parts: Sequence[WholeForm | None]) -> WholeForm | None:
-    """The form in which all parts of a layer can be kept; None: there is none."""
+    """The form in which all parts of a layer can be kept; None if there is none."""
     forms = [part for part in parts if part is not None]
     if not forms or len(forms) < len(parts):
         return None
@@ -104,13 +105,13 @@ def common_whole_form(parts: Sequence[WholeForm | None]) -> WholeForm | None:
 
 
 def common_forms(stored: Iterable[tuple[Tensor, WholeForm | None]]) -> dict[int, WholeForm]:
-    """How layers can be kept whose parts all have whole numbers.
+    """The forms in which layers can be kept whose parts all have integers.
 
     Args:
-        stored: Every stored tensor of the model, with how its numbers have scales; None: they are not whole ones.
+        stored: Every stored tensor of the model, with the form of its scales; None if its numbers are not integers.
 
     Returns:
-        By storage, see ``storage_of``; what has no such form is left out.
+        The forms by storage, see ``storage_of``; layers without a common form are left out.
     """
     parts: dict[int, list[WholeForm | None]] = {}
     for tensor, form in stored:
@@ -120,7 +121,7 @@ def common_forms(stored: Iterable[tuple[Tensor, WholeForm | None]]) -> dict[int,
 
 
 def described_forms(forms: Iterable[WholeForm]) -> str:
-    """How many layers are kept in which bits and groups."""
+    """How many layers are kept in which bits and group sizes."""
     counts = Counter((form.numbers.bits, form.numbers.group_size) for form in forms)
     return ", ".join(f"{count} in {bits} bits, groups of {group}" for (bits, group), count in counts.most_common())
 
@@ -128,17 +129,18 @@ def described_forms(forms: Iterable[WholeForm]) -> str:
 def rows_in_form(
     form: NumberForm, in_features: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Rows of a part as the form of its layer has them.
+    """Convert rows of a part to the form of its layer.
 
     Args:
-        form: Of the layer: its groups may be smaller, and it may have zero points that the part does not need.
-        in_features: Of a row.
+        form: The layer's form: its groups may be smaller, and it may have zero points that the part does not need.
+        in_features: Numbers in a row.
         numbers: int8 ``[rows, in_features]``.
         scales: float32 ``[rows, groups of the part]``.
-        zeros: Likewise, zero points that the numbers are counted from; None: they are counted from 0 already.
+        zeros: float32 ``[rows, groups of the part]``, zero points to be subtracted from the numbers; None if there are
+            none.
 
     Returns:
-        The same with the groups of the form; zeros None where it has none.
+        Numbers, scales and zeros, with the groups of the form; zeros are None if it has none.
     """
     num_groups = -(-in_features // form.group_size)
     if scales.shape[1] < num_groups:  # another part has smaller groups
@@ -155,11 +157,11 @@ def rows_in_form(
 
 
 def first_row_of(part: Tensor, width: int) -> int:
-    """The first row of a part in the tensor whose rows of ``width`` numbers it is some of."""
+    """A part's first row in its whole tensor, whose rows have ``width`` numbers."""
     return int(part.storage_offset()) // width
 
 
 def storage_of(tensor: Tensor) -> int:
-    """The same for all views of one memory, which on the meta device has no address."""
+    """A number that is the same for all views of one memory, also on the meta device, which has no addresses."""
     identity: int = tensor.untyped_storage()._cdata  # noqa: SLF001 -- there is no public name
     return identity

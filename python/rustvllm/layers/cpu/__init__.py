@@ -1,1 +1,1 @@
-"""Dense layers, embeddings and norms on the CPU, computed by the Rust core where that is the fastest."""
+"""Dense layers, embeddings and norms on the CPU, computed by the Rust core where it is fastest."""

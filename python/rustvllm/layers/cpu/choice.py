@@ -1,7 +1,7 @@
-"""Which kernel computes dense layers of a shape, by the number of rows: measured where it will run.
+"""Chooses the kernel that computes dense layers of a shape, for each number of rows, by measuring on this machine.
 
-Every contender computes the same products from a piece of the real weight, by turns; a result that is not the plain
-one's costs a contender its place. A second copy of a weight is taken only where it pays and where memory was allowed.
+The contenders take turns computing the same products from a piece of the real weight. A contender whose result differs
+from torch's is excluded. A second copy of a weight is made only if it pays and if there is memory for it.
 """
 
 from __future__ import annotations
@@ -23,41 +23,42 @@ from rustvllm.logger import init_logger
 logger = init_logger(__name__)
 
 PLAIN = "torch"
-"""The contender that needs no copy; the others are compared with it."""
+"""The contender that needs no copy; the results of the others are compared with its results."""
 NUM_ROUNDS = 2
 HOPELESS = 1.5
-"""A contender that took so many times the best one's time is not measured again for that number of rows."""
+"""A contender that took this many times the best one's time is not measured again for that number of rows."""
 WORTH_A_CHANGE = 0.9
-"""Another contender takes the first one's place for a mean time of at most this share of its own."""
+"""Another contender replaces the first one if its mean time is at most this share of the first one's."""
 WORTH_A_COPY = 0.85
-"""More memory is taken for a mean time of at most this share of what is possible without."""
+"""A further copy is made if the mean time with it is at most this share of the best mean time without."""
 WORTH_ITS_ROUNDING = 0.95
-"""The matrix unit computes where it takes at most this share of the time."""
+"""The matrix unit is used where it takes less than this share of the time."""
 MATRIX_ROWS = (2, 16, 128)
-"""Numbers of rows that the matrix unit is tried with."""
+"""The numbers of rows for which the matrix unit is measured."""
 _WORKLOADS = ({0: 128, 7: 1}, {5: 128, 8: 16})
-"""What decides, as products of each class of rows: 128 tokens in and 128 out for one request, and for 32 together."""
+"""The loads that decide, as counts of products per class of rows: 128 tokens in and 128 out, for one request and for 32
+together."""
 FAR_CLASSES = frozenset({0, 5})
-"""Classes of rows that are measured with the weight far from the processor, as it is in a step that reads all layers:
-what is fast with a weight at hand may be slow at fetching it, or at bringing it into another order for every call."""
+"""Classes of rows measured with the weight out of the caches, as in a step that reads all layers: a kernel that
+is fast with a cached weight may be slow at fetching it, or at reordering it for every call."""
 _ORDER = (0, 5, 8, 7, 3, 1, 4, 6, 2)
 NUM_NEEDED = 3
-"""Classes of rows, in the order in which they are measured; the first ones are whatever time that takes."""
+"""How many classes of rows, in the order of measurement, are measured even when the time is over."""
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
-"""How far a result may be from the plain one, as a share of the largest number in it."""
+"""How far a result may differ from the plain one, as a share of its largest magnitude."""
 
 Times = dict[str, list[float]]
-"""Seconds of each contender, by class of rows; infinite where it is out."""
+"""Seconds of each contender by class of rows; infinite if it is excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What computes layers of a shape.
+    """The kernels that compute layers of a shape.
 
     Attributes:
         names: A contender for each of ``ROW_CLASSES``.
-        times: What was measured.
-        matrix_rows: Smallest number of rows for which the core uses the matrix unit; None disables it.
+        times: The measured times.
+        matrix_rows: The smallest number of rows for which the core uses the matrix unit; None disables it.
     """
 
     names: tuple[str, ...]
@@ -66,16 +67,16 @@ class Choice:
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """The contenders that were chosen, each once."""
+        """The chosen contenders, each once."""
         return tuple(dict.fromkeys(self.names))
 
     @classmethod
     def always(cls, name: str) -> Choice:
-        """One contender, unmeasured."""
+        """Choose one contender for all rows, without measuring."""
         return cls((name,) * NUM_ROW_CLASSES, {})
 
     def __str__(self) -> str:
-        """For the log: which kernel computes how many rows."""
+        """Describe for the log which kernel computes how many rows."""
         parts = []
         for name, group in itertools.groupby(range(NUM_ROW_CLASSES), self.names.__getitem__):
             first = next(group)
@@ -96,11 +97,11 @@ def measure(
     """Time the contenders for each class of rows.
 
     Args:
-        contenders: All of one weight and bias; ``PLAIN`` among them.
-        in_features: Of the weight.
-        dtype: Of what goes in and comes out.
-        seconds: When they are over, the times of other classes are taken to lie between those that were measured.
-        push_out: Reads so much other memory that a weight is far from the processor afterwards.
+        contenders: Kernels of the same weight and bias, including ``PLAIN``.
+        in_features: The weight's number of inputs.
+        dtype: The dtype of inputs and outputs.
+        seconds: A time limit. After it, the times of the remaining classes are interpolated from the measured ones.
+        push_out: Reads enough other memory to remove a weight from the caches.
     """
     deadline = time.perf_counter() + seconds
     generator = torch.Generator().manual_seed(0)
@@ -111,7 +112,7 @@ def measure(
         if place >= NUM_NEEDED and time.perf_counter() > deadline:
             break
         x = rows[: ROW_CLASSES[index]]
-        # The first call is not timed: it touches memory for the first time, and shows whether the result is right.
+        # The first call is not timed: it touches memory for the first time, and its result is checked.
         expected = contenders[PLAIN].forward(x, None, None)
         for name, kernel in contenders.items():
             if name not in out and not _is_right(name, kernel, x, expected):
@@ -139,12 +140,12 @@ def measure(
 
 
 def best_matrix_rows(kernel: CoreLinear, dtype: torch.dtype, push_out: Callable[[], None]) -> int | None:
-    """From how many rows on the matrix unit is faster at every number that is measured.
+    """The smallest number of rows from which the matrix unit is faster for every measured number of rows.
 
     Args:
-        kernel: With a piece of a weight; it has a matrix unit, and is left not using it.
-        dtype: Of what goes in and comes out.
-        push_out: As for ``measure``.
+        kernel: Has a piece of a weight, and a matrix unit, which is disabled on return.
+        dtype: The dtype of inputs and outputs.
+        push_out: See ``measure``.
     """
     found: int | None = None
     rows = torch.randn((MATRIX_ROWS[-1], kernel.packed.in_features), generator=torch.Generator().manual_seed(0))
@@ -159,7 +160,7 @@ def best_matrix_rows(kernel: CoreLinear, dtype: torch.dtype, push_out: Callable[
                 push_out()
             begin = time.perf_counter()
             kernel.forward(x, None, None)
-            # The first call of each touches memory for the first time, which the best of two does not show.
+            # The first call of each touches memory for the first time, which the best of several calls hides.
             best[turn % 2] = min(best[turn % 2], time.perf_counter() - begin)
         if best[1] >= WORTH_ITS_ROUNDING * best[0]:
             break
@@ -169,17 +170,17 @@ def best_matrix_rows(kernel: CoreLinear, dtype: torch.dtype, push_out: Callable[
 
 
 def choose(times: Times, *, at_least: float, has_plain: bool, room_for: int) -> Choice:
-    """The contenders to keep, and which of them computes how many rows.
+    """Choose which contenders to keep, and which of them computes how many rows.
 
-    The mean over ``_WORKLOADS`` decides, the time of each taken as a multiple of what the fastest for each class of
-    rows would take.
+    The mean over ``_WORKLOADS`` decides; the time for each workload counts as a multiple of the time that it would take
+    with the fastest contender for each class of rows.
 
     Args:
-        times: Of each contender, the one that is there already first.
-        at_least: Seconds in which as many bytes come from memory. While contenders are measured by turns the weight is
-            nearer than in a step that reads all layers, so a contender that took less would take as much there.
-        has_plain: The plain weight stays, because it is the embedding, too.
-        room_for: Further copies that memory was allowed for.
+        times: The times of each contender; the one that exists already comes first.
+        at_least: Seconds that it takes to read the piece from memory. A contender that took less had the weight in the
+            caches; in a step that reads all layers it would take as long as this.
+        has_plain: Whether the plain weight stays because it is also the embedding.
+        room_for: How many further copies there is memory for.
     """
     floored = {name: [max(seconds, at_least) for seconds in by_class] for name, by_class in times.items()}
     fastest = [min(by_class[index] for by_class in floored.values()) for index in range(NUM_ROW_CLASSES)]
@@ -205,7 +206,7 @@ def choose(times: Times, *, at_least: float, has_plain: bool, room_for: int) -> 
         worth = WORTH_A_CHANGE if copies == 0 else WORTH_A_COPY
         if copies <= max(room_for, 0) and slowness(best) <= worth * slowness(chosen):
             chosen = best
-    order = sorted(chosen, key=lambda name: name == PLAIN)  # where they are equally fast, a packed one computes
+    order = sorted(chosen, key=lambda name: name == PLAIN)  # if they are equally fast, a packed one computes
     best_names = (min(order, key=lambda name: floored[name][index]) for index in range(NUM_ROW_CLASSES))
     return Choice(tuple(best_names), times)
 
@@ -219,7 +220,7 @@ def _is_right(name: str, kernel: LinearKernel, x: Tensor, expected: Tensor) -> b
         )
         return False
     if not bool(expected.isfinite().all()):
-        return True  # the weight itself is not finite: nothing can be compared
+        return True  # the weight has values that are not finite, so results cannot be compared
     limit = _TOLERANCE[x.dtype] * float(expected.abs().max())
     distance = float((found.to(torch.float32) - expected.to(torch.float32)).abs().max())
     if distance <= limit:

@@ -1,4 +1,4 @@
-"""Embeddings on the CPU in another form than the model computes in: bfloat16, blocks of a file, packed for the head."""
+"""Embeddings on the CPU in another form than the model's dtype: bfloat16, blocks of a file, or packed for the head."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rustvllm.layers.host_array import empty_bytes
 
 
 class NarrowEmbedding:
-    """Vectors out of a table of a narrower type; see ``EmbeddingKernel``.
+    """Looks vectors up in a table of a narrower type; see ``EmbeddingKernel``.
 
     Args:
-        weight: ``[num_embeddings, embedding_dim]``, kept.
-        dtype: Of the vectors that are looked up.
+        weight: ``[num_embeddings, embedding_dim]``; not copied.
+        dtype: The dtype of the result.
     """
 
     def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
@@ -28,11 +28,11 @@ class NarrowEmbedding:
 
 
 class PackedEmbedding:
-    """Vectors out of a head's packed weight, for an embedding that is the head, too; see ``EmbeddingKernel``.
+    """Looks vectors up in a head's packed weight, for an embedding that is also the head; see ``EmbeddingKernel``.
 
     Args:
-        head: Whose rows are the vectors.
-        dtype: Of the vectors that are looked up.
+        head: The head, whose weight rows are the vectors.
+        dtype: The dtype of the result.
     """
 
     def __init__(self, head: CoreLinear, dtype: torch.dtype) -> None:
@@ -46,13 +46,13 @@ class PackedEmbedding:
 
 
 class BlockEmbedding:
-    """Vectors out of a GGUF file's blocks, which are unpacked when they are looked up; see ``EmbeddingKernel``.
+    """Looks vectors up in a GGUF file's blocks and unpacks them each time; see ``EmbeddingKernel``.
 
     Args:
-        type_name: Of the blocks.
-        shape: Vectors and their width.
-        row_bytes: Of a vector's blocks.
-        dtype: Of the vectors that are looked up.
+        type_name: The type of the blocks.
+        shape: The number of vectors and their width.
+        row_bytes: Bytes of a vector's blocks.
+        dtype: The dtype of the result.
     """
 
     def __init__(self, type_name: str, shape: tuple[int, int], row_bytes: int, dtype: torch.dtype) -> None:
@@ -61,15 +61,15 @@ class BlockEmbedding:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the blocks."""
+        """Bytes of the blocks."""
         return self._rows.nbytes
 
     def fill(self, first_row: int, rows: Tensor) -> None:
-        """Take some vectors' blocks, uint8 ``[rows, row_bytes]``."""
+        """Store some vectors' blocks, uint8 ``[rows, row_bytes]``."""
         self._rows[first_row : first_row + rows.shape[0]] = rows
 
     def rows_from(self, first_row: int) -> Tensor:
-        """The memory of the vectors' blocks from one on, to be read into."""
+        """The memory of the vectors' blocks from ``first_row`` on, to read a file into."""
         return self._rows[first_row:]
 
     def forward(self, ids: Tensor) -> Tensor:

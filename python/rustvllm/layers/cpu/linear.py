@@ -1,6 +1,6 @@
-"""What can compute a dense layer on the CPU: torch, oneDNN with the weight in its own order, and the Rust core.
+"""Kernels for dense layers on the CPU: torch, oneDNN with the weight in its own order, and the Rust core.
 
-No one of them is the fastest for every number of rows on every machine; ``choice`` measures them.
+None of them is fastest for every number of rows on every machine, so ``choice`` measures them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from rustvllm.layers.host_array import host_array
 from rustvllm.layers.linear import LinearKernel, UnpackingKernel, plain_linear
 
 CORE_DTYPES = (torch.float32, torch.bfloat16)
-"""What the core's products take and give."""
+"""The dtypes of inputs and outputs of the core's products."""
 WeightKind = Literal["f32", "bf16", "f16", "int8", "w8a8", "int6", "w6a8", "int4", "w4a8"]
-"""What a number of a packed weight is; int8 and int4 have a scale per output, or per output and group of inputs, int6
-per group of 16. So have w8a8, w4a8 and w6a8, which round the activations to 8 bits, too."""
+"""The number format of a packed weight. int8 and int4 have a scale per output, or per output and group of inputs; int6
+has one per group of 16. w8a8, w4a8 and w6a8 have the same scales, and also round the activations to 8 bits."""
 _KINDS: dict[int, tuple[WeightKind, WeightKind]] = {8: ("int8", "w8a8"), 6: ("int6", "w6a8"), 4: ("int4", "w4a8")}
 _CORE_KINDS: dict[torch.dtype, WeightKind] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 CoreActivation = Literal["gelu_tanh", "gelu_erf", "silu", "relu"]
@@ -42,16 +42,16 @@ _ONEDNN_ACTIVATIONS = {
 
 NUM_ROW_CLASSES = 9
 ROW_CLASSES = tuple(1 << exponent for exponent in range(NUM_ROW_CLASSES))
-"""Numbers of rows that a kernel is chosen for: each stands for those above the one before it, the last for all more."""
+"""Numbers of rows for which a kernel is chosen: each stands for all above the previous one, the last also for more."""
 
 
 def row_class(num_rows: int) -> int:
-    """Index into ``ROW_CLASSES`` of a number of rows."""
+    """The index into ``ROW_CLASSES`` for a number of rows."""
     return min(max(num_rows - 1, 0).bit_length(), NUM_ROW_CLASSES - 1)
 
 
 class TorchLinear:
-    """torch's own product, from the weight as it is; see ``LinearKernel``."""
+    """torch's product with the unpacked weight; see ``LinearKernel``."""
 
     nbytes = 0
 
@@ -68,7 +68,7 @@ class TorchLinear:
 
 
 class OneDnnLinear:
-    """oneDNN's product, from a copy of the weight in the order that oneDNN likes; see ``LinearKernel``.
+    """oneDNN's product with a copy of the weight in oneDNN's preferred order; see ``LinearKernel``.
 
     Args:
         weight: ``[out_features, in_features]``, copied.
@@ -76,7 +76,7 @@ class OneDnnLinear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        # What torch's own compiler calls for prepacked weights; there is no public name.
+        # torch's compiler calls these operators for prepacked weights; they have no public names.
         linear, reorder = (getattr(torch.ops.mkldnn, name) for name in _ONEDNN_OPERATORS)
         self._linear, self._linear_residual = linear.default, linear.binary
         self._packed = reorder(weight.contiguous(), _ONEDNN_ROWS)
@@ -86,7 +86,7 @@ class OneDnnLinear:
 
     @staticmethod
     def is_available(dtype: torch.dtype) -> bool:
-        """Whether this torch has oneDNN's products, and in this dtype on this processor."""
+        """Whether this torch has oneDNN's products, for this dtype on this processor."""
         if dtype not in CORE_DTYPES or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return False
         if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 -- no public name
@@ -94,7 +94,7 @@ class OneDnnLinear:
         return all(hasattr(torch.ops.mkldnn, name) for name in _ONEDNN_OPERATORS)
 
     def unpack(self, num_outputs: int, first: int = 0) -> Tensor:
-        """See ``UnpackingKernel``; the whole weight is there for a moment, because oneDNN knows no rows."""
+        """See ``UnpackingKernel``; unpacks the whole weight for a moment, because oneDNN cannot unpack single rows."""
         weight: Tensor = self._packed.to_dense()
         return weight[first : first + num_outputs].to(torch.float32)
 
@@ -116,28 +116,28 @@ class OneDnnLinear:
 
 _ONEDNN_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
 _ONEDNN_ROWS = 32
-"""Rows that oneDNN chooses the order of a weight for; it computes any number from it."""
+"""The number of rows for which oneDNN chooses the order of a weight; the result works for any number."""
 
 
 class CoreLinear:
-    """The Rust core's product, from a packed copy of the weight; see ``LinearKernel``.
+    """The Rust core's product with a packed copy of the weight; see ``LinearKernel``.
 
-    A row's result is the same, bit for bit, whatever other rows there are; with ``use_matrix_unit`` it depends on
-    whether they are many or few.
+    A row's result is the same, bit for bit, regardless of other rows. With ``use_matrix_unit`` it depends on whether
+    there are at least as many rows as given there.
 
     Args:
-        threads: Which compute.
+        threads: The threads that compute.
         weight: ``[out_features, in_features]`` in any float dtype, copied.
         bias: ``[out_features]`` or None, copied.
-        kind: Of the copy; None: as the weight is, which is float32 or bfloat16.
-        group_size: Inputs that share a scale of an output, for weights that have scales; None: all.
-        scales: How scales are kept; None: those of 4 bits in 16 bits, others in 32.
+        kind: The number format of the copy; None keeps the weight's, which is float32 or bfloat16.
+        group_size: How many inputs of an output share a scale, for formats with scales; None: all.
+        scales: The number format of the scales; None: 16 bits for weights of 4 bits, else 32.
 
     Attributes:
         packed: The copy.
 
     Raises:
-        ModelLoadError: A number that cannot become a whole one, because it is not finite or too large.
+        ModelLoadError: A number cannot be rounded to an integer, because it is not finite or too large.
     """
 
     def __init__(
@@ -163,10 +163,10 @@ class CoreLinear:
 
     @classmethod
     def of_packed(cls, packed: _core.PackedLinear, bias: Tensor | None) -> Self:
-        """The product of a weight that is packed already.
+        """A kernel for a weight that is already packed.
 
         Args:
-            packed: All of its rows are there.
+            packed: The weight, with all of its rows.
             bias: ``[out_features]`` or None, copied.
         """
         linear = cls.__new__(cls)
@@ -188,8 +188,8 @@ class CoreLinear:
 
     @staticmethod
     def is_as_fast_as_the_processor(dtype: torch.dtype) -> bool:
-        """Whether no other product can be much faster: the core multiplies such numbers by the widest instructions that
-        there are, and reads weights as fast as memory is, on a processor without a matrix unit.
+        """Whether no other product can be much faster: on a processor without a matrix unit, the core multiplies these
+        numbers with the widest instructions, and reads weights as fast as memory delivers them.
         """
         if _core.PackedLinear.has_matrix_unit() or _core.PackedLinear.kernel() != "avx512":
             return False
@@ -198,15 +198,15 @@ class CoreLinear:
 
     @property
     def takes_matrix_unit(self) -> bool:
-        """Whether ``use_matrix_unit`` decides anything: for rounded activations the core knows itself when it pays."""
+        """Whether ``use_matrix_unit`` has an effect: with rounded activations the core itself decides when it pays."""
         return self.packed.kind in ("f32", "bf16", "f16", "int8") and not self._is_quantized and self.has_matrix_unit()
 
     def use_matrix_unit(self, num_rows: int | None) -> None:
-        """Have the matrix unit compute batches of at least so many rows; None disables it."""
+        """Use the matrix unit for batches of at least ``num_rows`` rows; None disables it."""
         self.packed.set_matrix_rows(num_rows)
 
     def read(self) -> None:
-        """Read the weight once and do nothing with it, by all threads: to measure what that takes."""
+        """Read the weight once with all threads and do nothing with it, to measure how long that takes."""
         self.packed.read()
 
     def unpack(self, num_outputs: int, first: int = 0) -> Tensor:
@@ -243,17 +243,17 @@ def kind_of(bits: int, *, round_activations: bool) -> WeightKind:
 
 
 def with_whole_rows(x: Tensor) -> Tensor:
-    """The same numbers with those of a row side by side, as the core reads them; rows may lie apart."""
+    """Make the numbers of each row contiguous, as the core reads them; rows themselves may lie apart."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def core_activation(activation: Activation) -> CoreActivation | None:
-    """What the core calls an activation that it can apply to a product; None: it has none such."""
+    """The core's name of an activation that it can apply to a product; None if it cannot."""
     return _CORE_ACTIVATIONS.get(activation)
 
 
 class LinearByRows:
-    """One kernel or another, by the number of rows; see ``LinearKernel``.
+    """Computes with one of several kernels, depending on the number of rows; see ``LinearKernel``.
 
     Args:
         kernels: One for each of ``ROW_CLASSES``.
@@ -266,7 +266,7 @@ class LinearByRows:
         self.nbytes = sum(kernel.nbytes for kernel in {id(kernel): kernel for kernel in kernels}.values())
 
     def unpack(self, num_outputs: int, first: int = 0) -> Tensor:
-        """See ``UnpackingKernel``; the copies hold the same numbers."""
+        """See ``UnpackingKernel``; all copies have the same numbers."""
         kernel = next(kernel for kernel in self._kernels if isinstance(kernel, UnpackingKernel))
         return kernel.unpack(num_outputs, first)
 
@@ -276,5 +276,5 @@ class LinearByRows:
         return self._kernels[row_class(num_rows)].forward(x, activation, residual)
 
     def kernel_of(self, index: int) -> LinearKernel:
-        """What computes the rows of a class."""
+        """The kernel for a class of rows."""
         return self._kernels[index]

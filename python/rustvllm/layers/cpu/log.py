@@ -1,4 +1,4 @@
-"""Says in the log what multiplies a model's dense layers on the CPU, where the processor decides it."""
+"""Logs which products a model's dense layers use on the CPU, where the processor decides this."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = init_logger(__name__)
 
 
 def log_narrow_products(kernels: Sequence[LinearKernel | None]) -> None:
-    """Say what multiplies bfloat16 by bfloat16, where anything does."""
+    """Log which instructions multiply bfloat16 by bfloat16, if any layer does so."""
     count = sum(isinstance(kernel, CoreLinear) and kernel.packed.kind == "bf16" for kernel in kernels)
     if not count:
         return
@@ -26,7 +26,7 @@ def log_narrow_products(kernels: Sequence[LinearKernel | None]) -> None:
 
 
 def log_rounding(kernels: Sequence[LinearKernel | None]) -> None:
-    """Say which layers round what they are multiplied with, and by what they are computed."""
+    """Log how many layers round their activations, and which instructions compute them."""
     kinds = ("w8a8", "w6a8", "w4a8")
     rounding = [kernel for kernel in kernels if isinstance(kernel, CoreLinear) and kernel.packed.kind in kinds]
     if not rounding:

@@ -1,8 +1,8 @@
-"""Dense layers and embeddings that are stored in 16 bits: packed, or kept to be looked up in, as they are.
+"""Dense layers and embeddings that are stored in 16 bits, and stay so: packed, or kept in a table for look-ups.
 
-The model computes in float32, and its weight is never there in that type: what is read goes into the packed copy row by
-row, or into a table of the stored type. Layers whose stored rows are not theirs (GPT-2's are stored the other way
-round) are packed once they are filled.
+The model computes in float32, but its weights never exist in that type: rows that are read go into the packed copy one
+by one, or into a table of the stored type. Layers whose stored rows are not rows of the weight (GPT-2 stores them
+transposed) are packed once they are filled.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from rustvllm.layers.host_array import empty_bytes, host_array
 from rustvllm.layers.whole_rows import LayerPlace, first_row_of, storage_of
 
 NARROW_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
-"""By the names that files have for them."""
+"""torch dtypes by the names that files use."""
 NARROW_KINDS: dict[torch.dtype, Literal["bf16", "f16"]] = {torch.bfloat16: "bf16", torch.float16: "f16"}
-"""What packed weights of such numbers are."""
+"""The format of packed weights for each dtype."""
 
 
 class NarrowLayers:
     """See the module.
 
     Args:
-        threads: Which the products use.
-        weights: Of layers, and of embeddings that are only looked up, all of whose parts are stored in one such type,
-            with that.
-        tables: Those of them that are embeddings.
+        threads: The threads for the products.
+        weights: The weights of layers, and of embeddings that are used only for look-ups, if all their parts are stored
+            in one 16-bit type; with that type.
+        tables: The embeddings among them.
         stored: Every stored tensor of the model: the weights, or parts of them.
     """
 
@@ -57,7 +57,7 @@ class NarrowLayers:
         return len(self._forms)
 
     def takes(self, target: Tensor) -> bool:
-        """Whether rows of a tensor are wanted: of a weight, or of a part of one."""
+        """Whether a tensor is one of the weights, or a part of one, so that its stored rows are needed."""
         return storage_of(target) in self._forms
 
     def layer_rows(self, target: Tensor) -> LayerPlace | None:
@@ -65,12 +65,12 @@ class NarrowLayers:
         return self._packed_of(target) if self.takes(target) and storage_of(target) not in self._tables else None
 
     def pack_rows(self, target: Tensor, first_row: int, rows: Tensor) -> None:
-        """Take rows of a weight, or of a part of it.
+        """Store rows of a weight, or of a part of it.
 
         Args:
             target: The weight or the part.
-            first_row: Of the target.
-            rows: uint8 ``[rows, 2 · in_features]``, as they are stored.
+            first_row: The first row's index in the target.
+            rows: uint8 ``[rows, 2 · in_features]``, as stored in the file.
         """
         if storage_of(target) in self._tables:
             table = self._table_rows(target)
@@ -80,7 +80,7 @@ class NarrowLayers:
         packed.pack_rows(offset + first_row, host_array(rows.view(torch.uint16)))
 
     def table_rows(self, target: Tensor) -> Tensor | None:
-        """Where the rows of an embedding that is only looked up, or of a part of one, go; None: it is not such.
+        """The memory for the rows of an embedding used only for look-ups, or of a part of one; None for other tensors.
 
         Returns:
             uint8 ``[rows, 2 · width]``, from the part's first row on.
@@ -88,17 +88,17 @@ class NarrowLayers:
         return self._table_rows(target) if self.takes(target) and storage_of(target) in self._tables else None
 
     def take(self, weight: Tensor, bias: Tensor | None) -> CoreLinear | None:
-        """The kernel of a layer whose rows were given; None: they were not, its weight is filled."""
+        """The kernel of a layer whose stored rows were packed; None if they were not, so that its weight is filled."""
         packed = self._packed.pop(storage_of(weight), None)
         return None if packed is None else CoreLinear.of_packed(packed, bias)
 
     def take_table(self, table: Tensor) -> NarrowEmbedding | None:
-        """What looks vectors up in an embedding whose rows were given; None: they were not, its weight is filled."""
+        """The kernel of an embedding whose stored rows were kept; None if they were not, so its weight is filled."""
         rows = self._embeddings.pop(storage_of(table), None)
         return None if rows is None else NarrowEmbedding(rows, table.dtype)
 
     def _packed_of(self, target: Tensor) -> LayerPlace:
-        """The layer of a part, with room for all its parts, and the part's first row in it."""
+        """A part's packed layer, with room for all its parts, and the part's first row in it."""
         key = storage_of(target)
         out_features, in_features, dtype = self._forms[key]
         packed = self._packed.get(key)

@@ -1,4 +1,4 @@
-"""Norms on the CPU by the Rust core: one pass over each row, whose bits do not depend on the other rows."""
+"""Norms on the CPU by the Rust core: one pass over each row, whose result does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rustvllm.layers.host_array import host_array
 from rustvllm.layers.norm import GemmaRMSNorm, LayerNorm, RMSNorm
 
 NormParts = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, float]
-"""Weight, bias (None: an RMSNorm) and eps."""
+"""Weight, bias (None for an RMSNorm) and eps."""
 
 
 class CoreNorm:
-    """A LayerNorm, or with ``bias`` None an RMSNorm; see ``NormKernel``.
+    """A LayerNorm, or an RMSNorm if ``bias`` is None; see ``NormKernel``.
 
     Args:
-        threads: Which compute.
+        threads: The threads that compute.
         weight: ``[features]``, copied.
-        bias: Likewise, or None.
+        bias: ``[features]`` or None, copied.
         eps: Added to the mean of the squares.
     """
 
@@ -49,7 +49,7 @@ class CoreNorm:
 
 
 def use_core_norms(model: nn.Module, threads: _core.CpuThreads) -> None:
-    """Let the core compute every norm of a filled model that it can."""
+    """Let the core compute every norm of a loaded model that it can."""
     for norm in model.modules():
         if isinstance(norm, LayerNorm | RMSNorm | GemmaRMSNorm) and norm.weight.dtype in CORE_DTYPES:
             weight = norm.weight.to(torch.float32) + 1.0 if isinstance(norm, GemmaRMSNorm) else norm.weight

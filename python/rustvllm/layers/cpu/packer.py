@@ -1,10 +1,10 @@
-"""Gives every dense layer of a model on the CPU its kernel, one layer at a time, and says what that takes.
+"""Gives every dense layer of a model on the CPU its kernel, one layer at a time, and logs the memory that this takes.
 
-While a model is loaded each layer is packed for the core as soon as its last number is there, and its weight given up:
-no weight is there twice. When all are there, the contenders are measured for each shape of layer
-(``choice``), and layers of a shape that another one computes faster are packed again for that one. An
-embedding that is the head, too, is looked up in the head's packed weight if that has the stored numbers; otherwise it
-stays, in addition to the head's copy. What is stored in 16 bits stays so in a model of float32.
+While a model is loaded, each layer is packed for the core as soon as its last number has arrived, and its weight is
+freed, so no weight exists twice. When all have arrived, the contenders are measured for each shape of layer
+(``choice``), and layers that another kernel computes faster are packed again for that kernel. An embedding that is also
+the head is looked up in the head's packed weight if that has the stored numbers; otherwise the embedding stays, in
+addition to the head's copy. In a float32 model, weights that are stored in 16 bits keep their 16 bits.
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ from rustvllm.logger import init_logger
 logger = init_logger(__name__)
 
 MEASURE_SECONDS = 0.4
-"""What all products that are measured may take together; one that has begun is ended."""
+"""The total time for measured products; a measurement that has begun is completed."""
 SAMPLE_BYTES = 4 << 20
-"""The piece of a weight that is measured."""
+"""Size of the piece of a weight that is measured."""
 PUSHED_OUT_BYTES = 64 << 20
-"""So much is read between two measurements of a weight that is to be far from the processor."""
+"""How much is read between two measurements of a weight that must not be in the caches."""
 MOST_READ = 1 << 30
-"""Bytes of packed weights that are read to see how fast memory is."""
+"""The most bytes of packed weights that are read to measure the speed of memory."""
 NOT_WORTH_PACKING = 1 << 16
-"""Weights of fewer numbers are torch's: what a call costs outweighs what the product costs."""
+"""torch computes weights with fewer numbers, because a call costs more than the product."""
 NOT_WORTH_MEASURING = 1 << 19
-"""Other weights of fewer numbers are the core's: they stay near the processor, and little is to be won."""
+"""The core computes other weights with fewer numbers, because they stay in the caches and there is little to gain."""
 
 MOST_INPUTS = 1 << 24
-"""As many as a layer can have."""
+"""The most inputs that a layer can have."""
 Shape = tuple[int, int]  # out_features, in_features
 
 
 @dataclass(frozen=True, slots=True)
 class LinearOptions:
-    """What was asked for.
+    """What the flags and the environment ask for.
 
     Attributes:
-        kernel: ``torch``, ``onednn`` or ``core`` for every layer; None: what measures best.
-        kind: What a number of a packed weight is; None: as the model's. Otherwise the kernel is the core's.
-        group_size: Inputs that share a scale, with int8 and int4; None: all of an output's.
-        round_activations: Whether weights of 8 and 4 bits meet activations that are rounded to 8 bits.
-        matrix_unit: Whether the processor's may compute where it is faster; a row's bits then depend on how many there
-            are.
+        kernel: ``torch``, ``onednn`` or ``core`` for every layer; None: whichever is fastest.
+        kind: The number format of packed weights; None keeps the model's. With a format, the core computes.
+        group_size: How many inputs share a scale, with int8 and int4; None: all of an output's.
+        round_activations: Whether activations are rounded to 8 bits for weights of 8 and 4 bits.
+        matrix_unit: Whether the processor's matrix unit may compute where it is faster; a row's bits then depend on the
+            number of rows.
     """
 
     kernel: str | None = None
@@ -80,17 +80,17 @@ class LinearOptions:
 
     @property
     def form(self) -> NumberForm | None:
-        """How every layer is rounded; None: as the model's numbers are."""
+        """The form that every layer is rounded to; None keeps the model's numbers."""
         if self.kind not in ("int8", "int4"):
             return None
-        if self.group_size is None:  # so few scales that their bits do not matter
+        if self.group_size is None:  # there are so few scales that their size does not matter
             return NumberForm(MOST_INPUTS, 8, "f32") if self.kind == "int8" else NumberForm(MOST_INPUTS, 4, "f16")
         form = NumberForm(self.group_size, 8 if self.kind == "int8" else 4, "f16")
         return form.as_multiplied(MOST_INPUTS, round_activations=self.round_activations)
 
     @property
     def packed_kind(self) -> WeightKind | None:
-        """What layers that are not stored as whole numbers are packed as; None: as they are."""
+        """The format of packed layers that are not stored as integers; None keeps their numbers."""
         form = self.form
         return self.kind if form is None else kind_of(form.bits, round_activations=self.round_activations)
 
@@ -99,11 +99,11 @@ class LinearPacker:
     """See the module.
 
     Args:
-        threads: Which the core's products use.
-        options: What was asked for.
-        outline: The model, perhaps without memory (on the meta device).
-        embedding: Its embedding, if that is the head, too.
-        room: bytes of copies that may exist in addition to the weights that they were made of.
+        threads: The threads for the core's products.
+        options: What the flags and the environment ask for.
+        outline: The model, which may have no memory yet (on the meta device).
+        embedding: Its embedding, if that is also the head.
+        room: Bytes for copies in addition to the weights from which they were made.
     """
 
     leaves_weights_out = False
@@ -134,10 +134,10 @@ class LinearPacker:
         self._packed: list[tuple[str, int, int]] = []  # kernels, bytes of copies, bytes of second copies
 
     def resident_bytes(self, plain_bytes: int) -> int:
-        """What a model takes in memory at least once it is packed.
+        """The least memory that a model takes once it is packed.
 
         Args:
-            plain_bytes: What it takes as it is.
+            plain_bytes: The memory that it takes unpacked.
         """
         plain_bytes -= self._saved_table_bytes
         form = self._options.form
@@ -153,13 +153,13 @@ class LinearPacker:
         forms: Sequence[tuple[Tensor, WholeForm | None]],
         narrow: Sequence[tuple[Tensor, torch.dtype]] = (),
     ) -> None:
-        """Choose the layers that are kept as they are stored; to be called for every model anew.
+        """Choose the layers that keep their stored numbers; call this again for every model.
 
         Args:
             model: With or without memory.
-            embedding: As in the constructor.
-            forms: Every stored tensor of the model, with how its numbers have scales, if they are whole.
-            narrow: Those of them that are stored in 16 bits, and in which type.
+            embedding: See the constructor.
+            forms: Every stored tensor of the model, with the form of its scales if its numbers are integers.
+            narrow: The stored tensors of 16 bits, with their types.
         """
         self._whole, self._as_stored, self._narrow = None, None, {}
         self._saved_bytes = self._saved_table_bytes = 0
@@ -195,7 +195,7 @@ class LinearPacker:
                 self._saved_bytes += module.weight.nbytes // 2
 
     def _kept_kind(self, weight: Tensor) -> WeightKind | None:
-        """In which 16 bits a weight of a model in float32 is packed, which loses nothing: so it was stored."""
+        """The 16-bit format in which a float32 model's weight is packed without loss, because it was stored so."""
         dtype = self._narrow.get(storage_of(weight))
         if dtype is None or self._options.kind is not None or weight.numel() < NOT_WORTH_PACKING:
             return None
@@ -203,27 +203,27 @@ class LinearPacker:
 
     @property
     def packs_rows(self) -> bool:
-        """Whether there are layers that are given as they are stored."""
+        """Whether the loader must pass some layers as they are stored."""
         return self._whole is not None or bool(self._as_stored)
 
     @property
     def num_whole_layers(self) -> int:
-        """How many layers were given as whole numbers, the head included."""
+        """How many layers were passed as integers, including the head."""
         return 0 if self._whole is None else len(self._whole)
 
     @property
     def described_whole_layers(self) -> str:
-        """In how many bits and which groups they are kept."""
+        """The bits and groups in which they are kept."""
         return "none" if self._whole is None else self._whole.described()
 
     def takes(self, target: Tensor) -> bool:
-        """Whether a tensor is to be given as it is stored."""
+        """Whether the loader must pass a tensor as it is stored."""
         if self._as_stored is not None and self._as_stored.takes(target):
             return True
         return self._whole is not None and self._whole.form_of(target) is not None
 
     def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
-        """Take rows of a tensor as they are stored; see ``WholeLayers.pack_blocks``."""
+        """Store rows of a tensor in their stored form; see ``WholeLayers.pack_blocks``."""
         if self._as_stored is not None and self._as_stored.takes(target):
             self._as_stored.pack_rows(target, first_row, rows)
             return
@@ -248,7 +248,7 @@ class LinearPacker:
         return _core.pack_files(self._threads, layers, arrays)
 
     def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
-        """Take rows of a tensor as whole numbers and scales; see ``WholeLayers.pack_whole``."""
+        """Store rows of a tensor given as integers and scales; see ``WholeLayers.pack_whole``."""
         assert self._whole is not None
         self._whole.pack_whole(target, first_row, numbers, scales, zeros)
 
@@ -257,12 +257,12 @@ class LinearPacker:
         return self._whole is not None and self._whole.takes_words(target, form)
 
     def pack_words(self, target: Tensor, words: StoredWords) -> None:
-        """Take a tensor as the words that it is stored in; see ``WholeLayers.pack_words``."""
+        """Store a tensor given in its stored words; see ``WholeLayers.pack_words``."""
         assert self._whole is not None
         self._whole.pack_words(target, words)
 
     def make_room(self, model: nn.Module) -> None:
-        """See ``LayerPacker.make_room``; pages that nothing was written to take no memory."""
+        """See ``LayerPacker.make_room``; pages take no memory until they are written to."""
         for module in model.modules():
             for name, shape in list(module.named_parameters(recurse=False)):
                 if not shape.is_meta or self.takes(shape):
@@ -274,11 +274,11 @@ class LinearPacker:
                     self._narrow[storage_of(parameter)] = narrow
 
     def watch(self, model: nn.Module, embedding: Tensor | None) -> None:
-        """Note what must be filled before each layer can be packed; ``filled`` then packs it.
+        """Register what must be filled before each layer can be packed; ``filled`` then packs it.
 
         Args:
-            model: With memory, but for what is kept as it is stored.
-            embedding: As in the constructor.
+            model: With memory, except for layers that keep their stored numbers.
+            embedding: See the constructor.
         """
         for linear in model.modules():
             if isinstance(linear, Linear) and linear.weight is not embedding:
@@ -287,7 +287,7 @@ class LinearPacker:
                 self._missing |= {storage_of(tensor): entry for tensor in tensors}
 
     def filled(self, target: Tensor) -> None:
-        """Hear that a parameter, or a part of one, has its values: the layer may be complete."""
+        """Note that a parameter, or a part of one, has its values; packs the layer if it is now complete."""
         linear, left = self._missing.get(storage_of(target), (None, [0]))
         if linear is None:
             return
@@ -299,14 +299,14 @@ class LinearPacker:
             self._pack(linear)
 
     def finish(self, model: nn.Module, embedding: Tensor | None) -> LinearKernel | None:
-        """Pack what is not packed yet, measure, and say in the log what everything takes.
+        """Pack the remaining layers, measure, and log the memory of everything.
 
         Args:
-            model: filled.
-            embedding: As in the constructor; None by now, if the checkpoint has another head.
+            model: Filled.
+            embedding: See the constructor; None if the checkpoint turned out to have a separate head.
 
         Returns:
-            The kernel of a head that is the embedding and no layer of its own.
+            The kernel of a head that is the embedding and not a separate layer.
         """
         self._missing.clear()
         modules = [module for module in model.modules() if isinstance(module, Linear | Embedding)]
@@ -361,7 +361,7 @@ class LinearPacker:
             linear.release_weight()
             return
         if name is None and weight.dtype in CORE_DTYPES and weight.numel() >= NOT_WORTH_PACKING:
-            # A measurement next to other work may be wrong, and a layer that is not the core's is not in the one call.
+            # A measurement next to other work may be wrong, and only layers of the core can run in the single call.
             is_best = CoreLinear.is_as_fast_as_the_processor(weight.dtype)
             name = "core" if is_best or weight.numel() < NOT_WORTH_MEASURING else None
         if name is None and weight.dtype in CORE_DTYPES and _is_measured(_shape(weight)):
@@ -379,9 +379,9 @@ class LinearPacker:
             linear.release_weight()
 
     def _with_common_scales(self, linear: Linear) -> LinearKernel | None:
-        """A kernel whose scales are those of the whole rows, where the ranks share a row that has one scale.
+        """A kernel with the scales of whole rows, if ranks share rows that have one scale each.
 
-        With the scale of its own inputs a rank would round to other numbers than one process does.
+        With a scale for only its own inputs, a rank would round to other numbers than a single process does.
         """
         kind = self._options.packed_kind
         if kind not in ("int8", "w8a8") or self._options.group_size is not None or linear.weight.shape[1] == 0:
@@ -400,9 +400,9 @@ class LinearPacker:
         return None if form is None else form.group_size
 
     def _choose(self, shape: Shape, linears: list[Linear], rate: float) -> None:
-        """Measure the contenders for layers of a shape, and pack these again if the core is not the best."""
+        """Measure the contenders for layers of a shape, and pack them again if the core is not the best."""
         dtype, each = linears[0].weight.dtype, linears[0].weight.nbytes * len(linears)
-        room = self._room - self._head_bytes  # a copy of a tied head comes before second copies of layers
+        room = self._room - self._head_bytes  # the copy of a tied head comes before second copies of layers
         piece = _core_kernel(linears[0]).unpack(min(self._sample_outputs(shape, dtype), shape[0])).to(dtype)
         choice = self._measure(piece, shape, rate, has_plain=False, room_for=room // each)
         self._room -= (len(choice.layouts) - 1) * each
@@ -413,13 +413,13 @@ class LinearPacker:
                 self._packed.append(("core", kernel.nbytes, 0))
                 continue
             weight = _core_kernel(linear).unpack(shape[0]).to(dtype)
-            linear.kernel = None  # its memory goes before other is taken
+            linear.kernel = None  # frees its memory before more is allocated
             linear.kernel = self._kernel(choice, weight, linear.bias, has_plain=False)
             if PLAIN in choice.layouts:
                 linear.weight = nn.Parameter(weight, requires_grad=False)
 
     def _shrink(self, table: Embedding, packed: LinearKernel | None) -> None:
-        """Keep an embedding as it is stored, or not at all if a packed copy of its numbers is there."""
+        """Keep an embedding in its stored form, or free it if a packed copy has its numbers."""
         dtype = table.weight.dtype
         if isinstance(packed, CoreLinear):
             table.kernel = PackedEmbedding(packed, dtype)
@@ -434,7 +434,7 @@ class LinearPacker:
         table.release_weight()
 
     def _measures_head(self, embedding: Tensor) -> bool:
-        """Whether contenders are measured for a head that is the embedding."""
+        """Whether contenders are measured for a head that is also the embedding."""
         is_kept = self._kept_kind(embedding) is not None or (
             self._whole is not None and self._whole.form_of(embedding) is not None
         )
@@ -442,7 +442,7 @@ class LinearPacker:
         return is_open and not is_kept and _is_measured(_shape(embedding))
 
     def _make_head(self, embedding: Tensor, rate: float) -> tuple[LinearKernel, bool]:
-        """What computes a head that is the embedding, and whether it keeps the stored numbers as they are."""
+        """The kernel of a head that is also the embedding, and whether it keeps the stored numbers."""
         if self._whole is not None and (whole := self._whole.take(embedding, None)) is not None:
             self._packed.append(("core", whole.nbytes, 0))
             if _is_measured(_shape(embedding)):
@@ -478,13 +478,13 @@ class LinearPacker:
         return choice
 
     def _tune(self, linears: list[Linear], group: int | None) -> None:
-        """Let layers of a shape, which the core computes in any case, use the matrix unit where that is faster."""
+        """Let layers of a shape that the core computes in any case use the matrix unit where that is faster."""
         matrix_rows = self._matrix_rows_of(_core_kernel(linears[0]), linears[0].weight.dtype, group)
         for linear in linears:
             _core_kernel(linear).use_matrix_unit(matrix_rows)
 
     def _matrix_rows_of(self, kernel: CoreLinear, dtype: torch.dtype, group: int | None) -> int | None:
-        """What is best for a piece of a layer; with a group, of one of whole numbers."""
+        """The best setting for a piece of a layer; with ``group``, the piece has integers with that group size."""
         if not kernel.takes_matrix_unit:
             return None
         shape = (kernel.packed.out_features, kernel.packed.in_features)
@@ -502,11 +502,11 @@ class LinearPacker:
         return found
 
     def _sample_outputs(self, shape: Shape, dtype: torch.dtype) -> int:
-        """How many outputs are measured: a multiple of 64, so many that every thread has some."""
+        """How many outputs are measured: a multiple of 64, and enough for every thread."""
         return max(SAMPLE_BYTES // (shape[1] * dtype.itemsize), 64 * self._threads.num_threads) // 64 * 64
 
     def _reading_rate(self) -> float:
-        """Bytes per second that all threads together read from packed weights, one layer after the other."""
+        """Bytes per second that all threads together read from packed weights, layer after layer."""
         kernels: list[CoreLinear] = []
         for linears in (*self._to_measure.values(), *self._to_tune.values()):
             kernels += map(_core_kernel, linears)
@@ -522,7 +522,7 @@ class LinearPacker:
         return sum(sizes) / fastest if sizes else math.inf
 
     def _push_out(self) -> None:
-        """Read other packed layers than last time."""
+        """Remove a weight from the caches by reading other packed layers, not the same as last time."""
         num_read = 0
         for _ in range(len(self._others)):
             linear = self._others.popleft()
@@ -571,7 +571,7 @@ def _core_kernel(linear: Linear) -> CoreLinear:
 
 
 def _model_dtype(model: nn.Module) -> torch.dtype:
-    """Of a model's parameters."""
+    """The dtype of a model's parameters."""
     return next(model.parameters()).dtype
 
 

@@ -1,9 +1,9 @@
-"""Dense layers and embeddings whose stored numbers are whole ones with scales: packed as they are, while they are read.
+"""Dense layers and embeddings that are stored as integers with scales: packed without change while they are read.
 
-Blocks of GGUF files, and the numbers of AWQ, GPTQ and compressed-tensors, come here by rows, on their way from the
-file, so neither is anything rounded a second time nor is the whole weight there as floating-point numbers. A layer that
-is stored in parts is taken if all its parts are of this kind and have one order of their inputs, with the smallest of
-their groups.
+Blocks of GGUF files, and the integers of AWQ, GPTQ and compressed-tensors, arrive here row by row from the file, so
+nothing is rounded a second time, and the whole weight never exists as floating-point numbers. A layer that is stored in
+parts qualifies if all its parts are of this kind and order their inputs in the same way; it gets the smallest of their
+group sizes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class WholeLayers:
     """See the module.
 
     Args:
-        threads: Which the products use.
+        threads: The threads for the products.
         model: With or without memory.
-        embedding: The model's, if that is the head, too; others are looked up alone, and keep their blocks.
-        forms: Every tensor of the model that is stored, with how its numbers have scales; None: they are not whole
-            ones.
-        round_activations: Whether they meet activations that are rounded to 8 bits, where their groups allow it.
+        embedding: The model's embedding, if it is also the head; other embeddings are only looked up, and keep their
+            blocks.
+        forms: Every stored tensor of the model, with the form of its scales; None if its numbers are not integers.
+        round_activations: Whether activations are rounded to 8 bits, where the groups allow it.
     """
 
     def __init__(
@@ -75,21 +75,21 @@ class WholeLayers:
         return len(self._forms)
 
     def form_of(self, weight: Tensor) -> NumberForm | None:
-        """How the numbers of a layer are kept; None: it is not one of these."""
+        """The form in which a layer's numbers are kept; None if it is not one of these layers."""
         form = self._forms.get(storage_of(weight))
         return None if form is None else form.numbers
 
     def described(self) -> str:
-        """How many layers are kept in which bits and groups."""
+        """How many layers are kept in which bits and group sizes."""
         return described_forms(self._forms.values())
 
     def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
-        """Take rows of a layer's weight, or of a part of it.
+        """Store rows of a layer's weight, or of a part of it.
 
         Args:
             target: The weight or the part.
-            first_row: Of the target.
-            type_name: Of the blocks.
+            first_row: The first row's index in the target.
+            type_name: The type of the blocks.
             rows: uint8 ``[rows, bytes of a row]``.
 
         Raises:
@@ -106,12 +106,12 @@ class WholeLayers:
             raise _unpackable(packed, error) from error
 
     def table_rows(self, target: Tensor, type_name: str, row_bytes: int) -> Tensor | None:
-        """Where the blocks of an embedding that is only looked up, or of a part of one, go; None: it is not such.
+        """The memory for the blocks of an embedding used only for look-ups, or of a part of one; None for others.
 
         Args:
             target: The embedding or the part.
-            type_name: Of the blocks.
-            row_bytes: Of a vector's blocks.
+            type_name: The type of the blocks.
+            row_bytes: Bytes of a vector's blocks.
 
         Returns:
             uint8 ``[rows, row_bytes]``, from the part's first row on.
@@ -122,20 +122,19 @@ class WholeLayers:
         return table.rows_from(offset)
 
     def layer_rows(self, target: Tensor) -> LayerPlace | None:
-        """The layer of a weight, or of a part of one, and the first row there; None: it is not one of these."""
+        """The packed layer of a weight, or of a part of one, and its first row there; None for other tensors."""
         key = storage_of(target)
         return self._packed_of(target) if key in self._forms and key not in self._only_looked_up else None
 
     def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
-        """Take rows of a layer's weight, or of a part of it, as whole numbers and scales.
+        """Store rows of a layer's weight, or of a part of it, given as integers and scales.
 
         Args:
             target: The weight or the part.
-            first_row: Of the target.
+            first_row: The first row's index in the target.
             numbers: int8 ``[rows, in_features]``, in the order of the form's inputs.
             scales: float32 ``[rows, groups]`` of the part.
-            zeros: float32 ``[rows, groups]``, zero points that the numbers are counted from; None: they are counted
-                from 0 already.
+            zeros: float32 ``[rows, groups]``, zero points to be subtracted from the numbers; None if there are none.
 
         Raises:
             ModelLoadError: A scale is not finite.
@@ -154,11 +153,11 @@ class WholeLayers:
             raise _unpackable(packed, error) from error
 
     def takes_words(self, target: Tensor, form: NumberForm) -> bool:
-        """Whether the words of a part are taken as they are stored: the layer's form is the part's."""
+        """Whether a part's words can be packed as stored, because the layer has the same form as the part."""
         return storage_of(target) in self._forms and self._forms[storage_of(target)].numbers == form
 
     def pack_words(self, target: Tensor, words: StoredWords) -> None:
-        """Take all rows of a layer's weight, or of a part of it, that ``takes_words`` says are taken.
+        """Store all rows of a layer's weight, or of a part of it, if ``takes_words`` allows it.
 
         Raises:
             ModelLoadError: A scale is not finite.
@@ -179,7 +178,7 @@ class WholeLayers:
             raise _unpackable(packed, error) from error
 
     def _packed_of(self, target: Tensor) -> LayerPlace:
-        """The layer of a part, with room for all its parts, and the part's first row in it."""
+        """A part's packed layer, with room for all its parts, and the part's first row in it."""
         key = storage_of(target)
         out_features, in_features = self._shapes[key]
         packed = self._packed.get(key)
@@ -203,7 +202,7 @@ class WholeLayers:
     def _table_of(self, target: Tensor, type_name: str, row_bytes: int) -> tuple[BlockEmbedding, int]:
         """An embedding's blocks, with room for all of them, and the first row of the given part.
 
-        No product reads the blocks, so they stay as they are. A rank's part of a vocabulary comes in pieces.
+        No product reads the blocks, so they are not repacked. A rank's part of a vocabulary comes in pieces.
         """
         key = storage_of(target)
         shape = self._shapes[key]
@@ -212,14 +211,14 @@ class WholeLayers:
         return self._blocks[key], first_row_of(target, shape[1])
 
     def take_table(self, table: Tensor) -> BlockEmbedding | PackedEmbedding | None:
-        """What looks vectors up in an embedding that was given and is not the head; None: it is not one of these."""
+        """The kernel of an embedding that was passed and is not the head; None if it is not one of these."""
         if (blocks := self._blocks.pop(storage_of(table), None)) is not None:
             return blocks
         packed = self.take(table, None)
         return None if packed is None else PackedEmbedding(packed, table.dtype)
 
     def take(self, weight: Tensor, bias: Tensor | None) -> CoreLinear | None:
-        """The kernel of a layer whose rows were all given; None: it is not one of these."""
+        """The kernel of a layer whose rows were all passed; None if it is not one of these."""
         packed = self._packed.pop(storage_of(weight), None)
         return None if packed is None else CoreLinear.of_packed(packed, bias)
 

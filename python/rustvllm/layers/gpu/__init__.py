@@ -1,1 +1,1 @@
-"""Dense layers on a GPU, computed by kernels in Triton."""
+"""Dense layers on a GPU, computed by Triton kernels."""

@@ -11,7 +11,7 @@ from rustvllm.layers.linear import Linear
 
 
 class TritonLinear:
-    """A ``LinearKernel`` that computes from the weight itself.
+    """A ``LinearKernel`` that computes with the weight itself.
 
     Args:
         weight: ``[out_features, in_features]``.
@@ -33,7 +33,7 @@ class TritonLinear:
 
 
 def use_triton(model: nn.Module) -> None:
-    """Have every dense layer of a model computed so; it is filled already."""
+    """Make every dense layer of a loaded model compute each row independently."""
     for module in model.modules():
         if not isinstance(module, Linear):
             continue

@@ -1,8 +1,8 @@
-"""Dense layers on a GPU that compute from stored whole numbers of 4 and 8 bits: filled while the file is read.
+"""Dense layers on a GPU that compute with stored integers of 4 and 8 bits; they are filled while the file is read.
 
-Query, key and value, say, are one layer, which is taken if all its parts have whole numbers and one order of their
-inputs, as on the CPU. Such a layer never has its dense weight on the device: models are built with the weights of
-dense layers as mere shapes, and what is not taken gets its memory when it is known what is.
+A fused layer, such as query, key and value, qualifies if all its parts have integers and order their inputs in the same
+way, as on the CPU. Its dense weight never exists on the device: models are built with dense layers whose weights have
+no memory, and only the layers that do not qualify get memory later.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from rustvllm.logger import init_logger
 logger = init_logger(__name__)
 
 MOST_ROWS = 256
-"""Beyond so many rows the weight is unpacked once, and torch multiplies: widening it for each tile would cost more."""
+"""With more rows, the weight is unpacked once and torch multiplies: unpacking it for each tile would cost more."""
 _BYTE = 8
-"""Numbers of 6 bits are kept in so many."""
+"""The bits in which numbers of 6 bits are kept."""
 _SCALES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "two-level": torch.float32}
 
 
@@ -50,13 +50,13 @@ class QuantizedLinear:
     """A ``LinearKernel`` and ``UnpackingKernel``.
 
     Args:
-        weight: Filled by who makes it.
+        weight: The weight, filled by the caller.
         bias: ``[out_features]`` or None.
-        input_order: int64 ``[in_features]``, of the places of the weight; None: as they come.
+        input_order: int64 ``[in_features]``, the input of each column of the weight; None if they are in order.
 
     Attributes:
-        nbytes: Of the weight.
-        is_invariant: Whether a row has the same bits whatever others there are.
+        nbytes: Bytes of the weight.
+        is_invariant: Whether a row's result is the same, bit for bit, regardless of other rows.
     """
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, input_order: Tensor | None) -> None:
@@ -93,10 +93,10 @@ class QuantizedLinear:
         return torch.empty_like(rows).index_copy_(1, self._order, rows)
 
     def warm_up(self, dtype: torch.dtype) -> None:
-        """Launch what any number of rows may launch, so that no request waits for a compiler.
+        """Launch every kernel that any number of rows may need, so that no request waits for a compiler.
 
         Args:
-            dtype: Of the activations.
+            dtype: The dtype of the activations.
         """
         weight = self._weight
         x = torch.zeros((1, weight.in_features), dtype=dtype, device=weight.numbers.device)
@@ -113,7 +113,7 @@ class _Room:
 
     Args:
         shape: ``(out_features, in_features)``.
-        form: How its numbers have scales.
+        form: The form of its numbers and scales.
         device: Where they lie.
     """
 
@@ -134,10 +134,10 @@ class _Room:
         )
 
     def fill(self, first: int, numbers: Tensor, scales: Tensor, offsets: Tensor | None) -> None:
-        """Take rows in the form of the layer: int8 numbers, float32 scales, zero points or minima.
+        """Store rows in the layer's form: int8 numbers, float32 scales, zero points or minima.
 
         Raises:
-            ModelLoadError: A scale is not finite, or the form has no number for it.
+            ModelLoadError: A scale is not finite, or does not fit into the form's number format.
         """
         weight, end = self.weight, first + numbers.shape[0]
         if self.form.numbers.bits == FEW_BITS:
@@ -158,11 +158,11 @@ class _Room:
 
 
 class DeviceLayers:
-    """What packs the layers of a model on a GPU; see ``model_loader.filling.LayerPacker``.
+    """Packs the layers of a model on a GPU; see ``model_loader.filling.LayerPacker``.
 
     Args:
-        outline: The model, perhaps without memory.
-        device: Where its layers compute.
+        outline: The model, which may have no memory yet.
+        device: The device that computes its layers.
     """
 
     leaves_weights_out = True
@@ -175,10 +175,10 @@ class DeviceLayers:
         self._saved_bytes = 0
 
     def resident_bytes(self, plain_bytes: int) -> int:
-        """What a model takes in memory at least.
+        """The least memory that a model takes.
 
         Args:
-            plain_bytes: What it takes as it is.
+            plain_bytes: The memory that it takes unpacked.
         """
         return plain_bytes - self._saved_bytes
 
@@ -189,13 +189,13 @@ class DeviceLayers:
         forms: Sequence[tuple[Tensor, WholeForm | None]],
         narrow: Sequence[tuple[Tensor, torch.dtype]] = (),
     ) -> None:
-        """Choose the layers that are kept as they are stored; to be called for every model anew.
+        """Choose the layers that keep their stored numbers; call this again for every model.
 
         Args:
             model: With or without memory.
-            embedding: The model's, if that is the head, too; it stays dense.
-            forms: Every stored tensor of the model, with how its numbers have scales, if they are whole.
-            narrow: Is not looked at: there all types are dense.
+            embedding: The model's embedding, if it is also the head; it stays dense.
+            forms: Every stored tensor of the model, with the form of its scales if its numbers are integers.
+            narrow: Not used: floating-point weights of all types are dense on a GPU.
         """
         del narrow
         found = common_forms(forms)
@@ -217,7 +217,7 @@ class DeviceLayers:
             self._saved_bytes += module.weight.nbytes - _num_bytes(common.numbers, *shape)
 
     def make_room(self, model: nn.Module) -> None:
-        """Give the weights of layers that are not taken their memory."""
+        """Allocate the weights of dense layers that do not keep their stored numbers."""
         for module in model.modules():
             is_taken = isinstance(module, Linear) and storage_of(module.weight) in self._forms
             if isinstance(module, Linear) and module.weight.is_meta and not is_taken:
@@ -225,30 +225,30 @@ class DeviceLayers:
 
     @property
     def packs_rows(self) -> bool:
-        """Whether there are layers that are given as they are stored."""
+        """Whether the loader must pass some layers as they are stored."""
         return bool(self._forms)
 
     @property
     def num_whole_layers(self) -> int:
-        """How many there are."""
+        """How many layers keep their stored numbers."""
         return len(self._forms)
 
     @property
     def described_whole_layers(self) -> str:
-        """In how many bits and which groups they are kept."""
+        """The bits and groups in which they are kept."""
         return described_forms(self._forms.values()) or "none"
 
     def takes(self, target: Tensor) -> bool:
-        """Whether a tensor is to be given as it is stored."""
+        """Whether the loader must pass a tensor as it is stored."""
         return storage_of(target) in self._forms
 
     def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
-        """Take rows of a layer's weight, or of a part of it, in a GGUF file's blocks.
+        """Store rows of a layer's weight, or of a part of it, given as blocks of a GGUF file.
 
         Args:
             target: The weight or the part.
-            first_row: Of the target.
-            type_name: Of the blocks.
+            first_row: The first row's index in the target.
+            type_name: The type of the blocks.
             rows: uint8 ``[rows, bytes of a row]``.
 
         Raises:
@@ -264,32 +264,32 @@ class DeviceLayers:
         room.fill(offset + first_row, torch.from_numpy(numbers), torch.from_numpy(scales), offsets)
 
     def table_rows(self, target: Tensor, type_name: str, row_bytes: int) -> Tensor | None:
-        """None: embeddings are dense here."""
+        """None: embeddings are dense on a GPU."""
         del target, type_name, row_bytes
         return None
 
     def layer_rows(self, target: Tensor) -> LayerPlace | None:
-        """None: what goes to a device is read into memory that it copies from."""
+        """None: files are read into host memory first, and copied to the device from there."""
         del target
         return None
 
     def pack_files(self, layers: list[LayerRows], tables: list[TableRows]) -> tuple[int, Exception] | None:
-        """Nothing: there are none, see ``layer_rows`` and ``table_rows``."""
+        """Do nothing: ``layer_rows`` and ``table_rows`` return None, so there is nothing to read."""
         assert not layers, f"{len(layers)} tensors are packed for the CPU"
         assert not tables, f"{len(tables)} tables are read for the CPU"
         return None
 
     def takes_words(self, target: Tensor, form: NumberForm) -> bool:
-        """Never: numbers are taken out of their words on the way."""
+        """Always False: the numbers are taken out of their words on the host."""
         del target, form
         return False
 
     def pack_words(self, target: Tensor, words: StoredWords) -> None:
-        """See ``takes_words``: it is never called."""
+        """Not called, see ``takes_words``."""
         raise AssertionError(f"words of {words.layout} for {tuple(target.shape)}")
 
     def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
-        """Take rows as whole numbers and scales; see ``WholeLayers.pack_whole``.
+        """Store rows given as integers and scales; see ``WholeLayers.pack_whole``.
 
         Raises:
             ModelLoadError: A scale is not finite.
@@ -308,20 +308,20 @@ class DeviceLayers:
         return self._rooms[key], first_row_of(target, self._shapes[key][1])
 
     def watch(self, model: nn.Module, embedding: Tensor | None) -> None:
-        """See ``LayerPacker.watch``: layers have their memory from the beginning, so there is nothing to wait for."""
+        """See ``LayerPacker.watch``: layers have their memory from the beginning, so there is nothing to watch."""
 
     def filled(self, target: Tensor) -> None:
         """See ``LayerPacker.filled``."""
 
     def finish(self, model: nn.Module, embedding: Tensor | None) -> LinearKernel | None:
-        """Let the layers compute from what was given, and launch once what they may launch.
+        """Make the layers compute with the stored numbers, and launch each kind of kernel once.
 
         Args:
-            model: filled.
-            embedding: As for ``plan``.
+            model: Filled.
+            embedding: See ``plan``.
 
         Returns:
-            None: a head that is the embedding is torch's.
+            None: torch computes a head that is also the embedding.
         """
         del embedding
         seen, nbytes = set(), 0
@@ -345,7 +345,7 @@ class DeviceLayers:
 
 
 def _num_bytes(form: NumberForm, out_features: int, in_features: int) -> int:
-    """What a weight takes on a GPU."""
+    """The bytes of a weight on a GPU."""
     width = quantized_matmul.nibble_bytes(in_features) if form.bits == FEW_BITS else in_features
     kept = _SCALES[form.scales].itemsize
     each = kept + {"middle": 0, "point": 1, "minimum": kept}[form.zeros]
