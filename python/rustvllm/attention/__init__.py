@@ -1,1 +1,1 @@
-"""Attention over the paged KV cache: what a step needs to know, and the backends that compute it."""
+"""Attention over the paged KV cache: the inputs that describe a step, and the backends that compute it."""

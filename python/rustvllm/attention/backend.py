@@ -1,4 +1,4 @@
-"""The face of an attention backend: one plan per step, one call per layer."""
+"""The interface of attention backends: one plan per step, one call per layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rustvllm.attention.metadata import AttentionMetadata
 
 
 class AttentionPlan(Protocol):
-    """Attention of one step, prepared once and used by every layer."""
+    """Attention for one step, planned once and used by every layer."""
 
     def forward(
         self,
@@ -26,44 +26,44 @@ class AttentionPlan(Protocol):
         soft_cap: float | None = None,
         alibi_slopes: Sequence[float] | None = None,
     ) -> Tensor:
-        """Keep the new keys and values, then attend causally over everything cached.
+        """Write the new keys and values to the cache, then attend causally over everything in it.
 
-        A score is ``query · key · scale``, then bent by the soft cap, then moved by ALiBi, then masked; the softmax
-        over a query's scores weighs the values.
+        A score is ``query · key · scale``; then the soft cap, ALiBi and the mask are applied in this order. The softmax
+        over a query's scores weights the values.
 
-        The keys and values of **all** requests are written before any request's attention reads: two requests of one
-        step may share blocks, one filling what the other reads.
+        The keys and values of **all** requests are written before any request's attention reads, because two requests
+        of a step may share blocks: one may fill what the other reads.
 
         Args:
             query: ``[num_tokens, num_heads, head_dim]``.
             key: ``[num_tokens, num_kv_heads, head_dim]``; ``num_heads`` is a multiple of ``num_kv_heads``.
-            value: As ``key``.
+            value: Shaped like ``key``.
             kv_cache: This layer's ``[2, num_blocks, block_size, num_kv_heads, head_dim]``.
             scale: Factor on the products of queries and keys.
-            sliding_window: A query at position ``p`` sees the keys at ``p − sliding_window + 1 … p``, so 1 sees itself
-                alone; None: all up to ``p``. What lies before the window stays in the cache.
-            soft_cap: A scaled product ``s`` becomes ``soft_cap · tanh(s / soft_cap)``; None: it stays.
+            sliding_window: A query at position ``p`` sees the keys at ``p − sliding_window + 1 … p``, so with 1 it sees
+                only itself; None: all up to ``p``. Older keys stay in the cache.
+            soft_cap: Replaces a scaled product ``s`` by ``soft_cap · tanh(s / soft_cap)``; None disables this.
             alibi_slopes: One per query head; ``slope · (key position − query position)`` is added to each score. None
-                or empty: nothing is added.
+                or empty disables this.
 
         Returns:
             ``[num_tokens, num_heads, head_dim]``.
 
         Raises:
-            ValueError: A window below one, a cap that is not positive and finite, or not one slope per head.
+            ValueError: The window is below 1, the cap is not positive and finite, or there is not one slope per head.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMSNorms of each query's head and of each key's.
+    """RMSNorms of each query head and of each key head.
 
     Attributes:
         query: ``[head_dim]``, the weight.
-        key: likewise.
-        eps: Of both.
-        weight_offset: Added to both weights; with one all is in float32, see ``layers.norm.GemmaRMSNorm``.
+        key: ``[head_dim]``, the weight.
+        eps: The epsilon of both.
+        weight_offset: Added to both weights; if it is 1, all is computed in float32, see ``layers.norm.GemmaRMSNorm``.
     """
 
     query: Tensor
@@ -73,7 +73,7 @@ class HeadNorms:
 
 
 class RotaryAttentionPlan(AttentionPlan, Protocol):
-    """A plan that also does what comes between the projection and attention, in fewer launches."""
+    """A plan that also norms and rotates heads, which saves launches."""
 
     def forward_rotary(
         self,
@@ -89,19 +89,19 @@ class RotaryAttentionPlan(AttentionPlan, Protocol):
         soft_cap: float | None = None,
         is_by_head: bool = False,
     ) -> Tensor:
-        """Norm and turn queries and keys; then as ``forward``.
+        """Norm and rotate queries and keys, then continue as ``forward`` does.
 
         Args:
             qkv: ``[num_tokens, num_heads + 2 · num_kv_heads, head_dim]``: queries, keys, values; contiguous.
-            num_heads: Heads of queries.
+            num_heads: Number of query heads.
             positions: int32 ``[num_tokens]``.
-            table: ``[length, 2 · num_pairs]``: cosines and then sines of each position's angles.
-            kv_cache: As ``forward`` has it; so are the others.
-            scale: likewise.
-            head_norms: None: heads are not normed.
-            sliding_window: likewise.
-            soft_cap: likewise.
-            is_by_head: ``qkv`` has query, key and value of one head after the other instead.
+            table: ``[length, 2 · num_pairs]``: the cosines and then the sines of each position's angles.
+            kv_cache: See ``forward``.
+            scale: See ``forward``.
+            head_norms: None if heads are not normed.
+            sliding_window: See ``forward``.
+            soft_cap: See ``forward``.
+            is_by_head: Whether ``qkv`` has query, key and value of one head after the other instead.
 
         Returns:
             ``[num_tokens, num_heads, head_dim]``.
@@ -110,7 +110,7 @@ class RotaryAttentionPlan(AttentionPlan, Protocol):
 
 
 def rotary_plan(plan: AttentionPlan) -> RotaryAttentionPlan | None:
-    """The plan, if it turns heads itself."""
+    """The plan, if it can rotate heads itself; else None."""
     return cast("RotaryAttentionPlan", plan) if hasattr(plan, "forward_rotary") else None
 
 
@@ -118,13 +118,13 @@ class AttentionBackend(Protocol):
     """Makes plans.
 
     Attributes:
-        name: What the configuration calls it.
-        takes_table_rows: It reads ``AttentionMetadata.table_rows``, so that no block table has to be gathered.
+        name: Its name in the configuration.
+        takes_table_rows: Whether it reads ``AttentionMetadata.table_rows``, so that no block table need be gathered.
     """
 
     name: str
     takes_table_rows: bool
 
     def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
-        """Prepare a step; work that does not depend on the layer is done here."""
+        """Prepare a step; this does the work that is the same for all layers."""
         ...

@@ -1,7 +1,7 @@
-"""Paged attention on the CPU by the Rust core, which reads the cache where it lies.
+"""Paged attention on the CPU by the Rust core, which reads the cache in place.
 
-Decode and prefill are one call per layer. Nothing is gathered, and no bit of a token's result depends on other requests
-in the step, nor on the pieces in which its prompt was computed.
+Decode and prefill are one call per layer. Nothing is gathered, and a token's result does not depend, bit for bit, on
+other requests in the step, nor on the pieces in which its prompt is computed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rustvllm.attention.metadata import AttentionMetadata
 from rustvllm.layers.host_array import host_array
 
 CPU_DTYPES = (torch.float32, torch.bfloat16)
-"""What the core's kernels compute in; their sums have 32 bits."""
+"""The dtypes of the core's kernels; they sum in 32 bits."""
 
 
 class CPUAttentionBackend:
     """See the module.
 
     Args:
-        threads: Which compute; or how many, the caller included. They sleep between layers.
+        threads: The threads that compute, or how many, including the caller. They sleep between layers.
     """
 
     name = "cpu"
@@ -36,7 +36,7 @@ class CPUAttentionBackend:
         """Check the step, once for all layers; see ``AttentionBackend.plan``.
 
         Raises:
-            ValueError: A block, slot or length that cannot be.
+            ValueError: A block, slot or length is invalid.
         """
         rows = metadata.table_rows
         return CPUAttentionPlan(
@@ -55,7 +55,7 @@ class CPUAttentionPlan:
     """One step; see ``AttentionPlan``.
 
     Attributes:
-        core: The core's plan of it.
+        core: The core's plan of the step.
     """
 
     def __init__(self, plan: _core.CpuAttentionPlan) -> None:
@@ -76,9 +76,9 @@ class CPUAttentionPlan:
         """See ``AttentionPlan.forward``.
 
         Raises:
-            TypeError: A tensor that is not of the query's dtype, float32 or bfloat16; a cache of bfloat16 suits both.
-            ValueError: Shapes that do not fit each other, a block that the cache does not have, or an option that means
-                nothing.
+            TypeError: A tensor does not have the query's dtype, which is float32 or bfloat16; the KV cache may also be
+                bfloat16 for a float32 query, or int8 with scales.
+            ValueError: Shapes do not match, the cache lacks a block, or an option is invalid.
         """
         out = torch.empty(query.shape, dtype=query.dtype)
         self.core.forward(

@@ -1,4 +1,4 @@
-"""The ragged batch of one step as attention sees it, on the device and on the host."""
+"""Describes the ragged batch of one step to attention backends, on the device and on the host."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rustvllm.config.cache import INT8_SCALE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """Shape of what one layer keeps per token.
+    """The shape of the KV cache of a model.
 
     Attributes:
-        num_layers: Layers that own a cache.
-        num_kv_heads: Heads of keys and of values.
+        num_layers: Layers that have their own cache.
+        num_kv_heads: Heads of keys, and of values.
         head_dim: Features per head.
     """
 
@@ -34,40 +34,40 @@ class KVCacheSpec:
         """``[2 (keys, values), num_blocks, block_size, num_kv_heads, head_dim]``.
 
         Args:
-            num_blocks: Blocks.
-            block_size: Tokens of each.
-            dtype: Of the cache. In int8 a head is its features and the four bytes of a float32 that all are multiplied
-                by, so the last dimension is ``head_dim + 4``.
+            num_blocks: Number of blocks.
+            block_size: Tokens per block.
+            dtype: The cache's dtype. In int8 a head has its features and then the four bytes of a float32 scale, so the
+                last dimension is ``head_dim + 4``.
         """
         head_len = self.head_dim + (INT8_SCALE_BYTES if dtype == torch.int8 else 0)
         return (2, num_blocks, block_size, self.num_kv_heads, head_len)
 
     def bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes that one block of a cache in ``dtype`` takes over all layers."""
+        """Bytes of one block in ``dtype`` over all layers."""
         return self.num_layers * math.prod(self.layer_shape(1, block_size, dtype)) * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """One step: ``num_reqs`` requests whose new tokens lie one after another in the flattened batch.
+    """One step: ``num_reqs`` requests, whose new tokens lie one after another in the flattened batch.
 
-    Request ``i`` owns tokens ``query_start_loc[i] : query_start_loc[i + 1]``; they are the last ones of its
+    Request ``i`` has the tokens ``query_start_loc[i] : query_start_loc[i + 1]``. They are the last of its
     ``seq_lens[i]`` tokens, all of which are in the KV cache once this step's keys and values are written.
 
     Attributes:
         block_size: Tokens per block.
-        block_table: int32 ``[num_reqs, max_blocks]`` on the device; entries beyond a sequence are stale. With
-            ``table_rows`` it may have other rows.
+        block_table: int32 ``[num_reqs, max_blocks]`` on the device; entries beyond the end of a sequence are stale.
+            With ``table_rows`` it may have other rows.
         slot_mapping: int32 ``[num_tokens]`` on the device: ``block_id · block_size + offset`` of each new token, −1 for
             a token that is not kept.
         query_start_loc: int32 ``[num_reqs + 1]`` on the host.
-        seq_lens: int32 ``[num_reqs]`` on the host, new tokens included.
-        has_padding: Whether ``slot_mapping`` holds −1.
-        table_rows: int32 ``[num_reqs]`` on the device, the row of ``block_table`` of each request, for backends that
-            take them; None: there are those of the requests, in order.
-        stage: Puts an array on the device together with the rest of the step, which is not sent yet: for what a plan
-            works out on the host. None: the step is there already.
-        on_device: ``query_start_loc`` and ``seq_lens`` once more, where a device has them already; None: it does not.
+        seq_lens: int32 ``[num_reqs]`` on the host, including new tokens.
+        has_padding: Whether ``slot_mapping`` contains −1.
+        table_rows: int32 ``[num_reqs]`` on the device, each request's row of ``block_table``, for backends that read
+            it; None if the rows are those of the requests, in order.
+        stage: Sends an array that a plan computes on the host to the device, together with the rest of the step; None
+            if the step has been sent already.
+        on_device: ``query_start_loc`` and ``seq_lens`` on the device; None if they are only on the host.
     """
 
     block_size: int

@@ -1,4 +1,4 @@
-"""Attention whose scores are bent before the softmax: sliding window, soft cap, ALiBi. Written out in plain torch."""
+"""Attention with changed scores, in plain torch: sliding window, soft cap, ALiBi."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """What happens to the products of queries and keys; ``AttentionPlan.forward`` says what each means.
+    """How the products of queries and keys become scores; ``AttentionPlan.forward`` explains each option.
 
     Attributes:
         scale: Factor on the products.
-        sliding_window: Keys that a query sees, itself included; None: all.
-        soft_cap: Bound on the scaled products; None: there is none.
-        alibi_slopes: float32 ``[num_heads]``; None: positions add nothing.
+        sliding_window: How many keys a query sees, including its own; None: all.
+        soft_cap: Limit of the scaled products; None if there is none.
+        alibi_slopes: float32 ``[num_heads]``; None if positions add nothing.
     """
 
     scale: float
@@ -38,7 +38,7 @@ class ScoreOptions:
         """The options of a layer whose ``query`` is ``[num_tokens, num_heads, head_dim]``.
 
         Raises:
-            ValueError: An option that means nothing, named with its value.
+            ValueError: An option is invalid; the message has its name and value.
         """
         if sliding_window is not None and sliding_window < 1:
             raise ValueError(
@@ -56,35 +56,35 @@ class ScoreOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but the scale and the causal mask is asked for."""
+        """Whether there are no options other than the scale."""
         return self.sliding_window is None and self.soft_cap is None and self.alibi_slopes is None
 
     def first_visible(self, position: int) -> int:
-        """Position of the earliest key that a query at ``position`` sees."""
+        """The position of the earliest key that a query at ``position`` sees."""
         return 0 if self.sliding_window is None else max(0, position + 1 - self.sliding_window)
 
 
 def attend_by_scores(
     query: Tensor, key: Tensor, value: Tensor, query_positions: Tensor, key_positions: Tensor, options: ScoreOptions
 ) -> Tensor:
-    """Causal attention of queries over keys of known positions, every score spelled out in float32.
+    """Causal attention of queries over keys with known positions; computes every score in float32.
 
-    A query must see at least one of the keys. What a mask drops must be finite.
+    A query must see at least one of the keys. Values of masked keys must be finite.
 
     Args:
         query: ``[batch, num_heads, n, head_dim]``.
         key: ``[batch, num_kv_heads, s, head_dim]``.
-        value: As ``key``.
+        value: Shaped like ``key``.
         query_positions: int ``[batch or 1, n]``.
         key_positions: int ``[s]``.
-        options: How scores are bent.
+        options: How products become scores.
 
     Returns:
         Shaped like ``query``.
     """
     batch, num_heads, n, head_dim = query.shape
     num_kv_heads = key.shape[1]
-    # The query heads that share a KV head stand where more queries of one sequence would: [B, KVH, G * n, D].
+    # Query heads that share a KV head take the place of further queries of one sequence: [B, KVH, G * n, D].
     q = query.reshape(batch, num_kv_heads, -1, head_dim)
     scores = torch.matmul(q, key.transpose(-1, -2)).to(torch.float32).mul_(options.scale)
     if options.soft_cap is not None:

@@ -1,4 +1,4 @@
-"""Which attention backend an engine uses."""
+"""Chooses the attention backend of an engine."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def make_attention_backend(
     batch_invariant: bool = False,
     cache_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
-    """The backend of a name.
+    """Make the attention backend with a given name.
 
-    ``auto`` is the core's on the CPU in a dtype that it has, Triton's on a GPU where its kernels serve the model, and
-    torch's elsewhere; why it is not Triton's is in the log.
+    ``auto`` is the core's on the CPU in a dtype that it supports, Triton's on a GPU if its kernels support the model,
+    and torch's elsewhere; if it is not Triton's on a GPU, the log says why.
 
     Args:
-        name: ``auto``, or a row of ``config/attention_backends``; that it suits device and dtype was checked with the
-            configuration.
-        spec: Shape of the cache.
-        dtype: Of the queries.
-        device: Where it lies.
-        threads: Those of the core, or how many of its own the core's attention starts.
-        batch_invariant: A token's result must not depend on what else is in the batch.
-        cache_dtype: Of the cache, None for that of the queries. uint8 is e4m3, which Triton's kernels alone read;
-            bfloat16 for queries of float32 and int8 (a scale for each token and head) are read by the core's.
+        name: ``auto``, or a row of ``config/attention_backends``, which has been checked against device and dtype with
+            the configuration.
+        spec: The shape of the cache.
+        dtype: The dtype of the queries.
+        device: The device that computes.
+        threads: The core's threads, or how many the core's attention starts for itself.
+        batch_invariant: Whether a token's result must not depend on the rest of the batch.
+        cache_dtype: The dtype of the cache; None: that of the queries. uint8 is e4m3, which only Triton's kernels read.
+            Only the core's kernels read bfloat16 with float32 queries, and int8 (a scale for each token and head).
 
     Raises:
-        ModelLoadError: Triton was asked for, or is needed, and is not installed or does not serve the model; or no
-            backend reads such a cache for such queries.
+        ModelLoadError: Triton is configured or needed, but is not installed or does not support the model; or no
+            backend reads this cache dtype for these queries.
     """
     is_fp8 = cache_dtype == torch.uint8
     if cache_dtype not in (None, dtype, torch.uint8):

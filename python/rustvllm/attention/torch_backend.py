@@ -1,16 +1,16 @@
-"""Paged attention in plain torch: runs everywhere, and is what every faster backend is compared with.
+"""Paged attention in plain torch: runs everywhere, and is the reference for every faster backend.
 
-Rows with one new token (decode) are attended together: their keys and values are gathered through the block table into
-padded tensors, a bounded number of bytes at a time. Whole prompts are attended together with others of like length, a
-bounded number of bytes at a time: what they attend to is all in the step, so nothing is gathered. Chunks of prompts are
-attended one request at a time, a bounded number of queries at a time.
+Rows with one new token (decode) are computed together: their keys and values are gathered through the block table into
+padded tensors, a limited number of bytes at a time. Whole prompts are computed together with others of similar length,
+a limited number of bytes at a time; all their keys are in the step, so nothing is gathered. Chunks of prompts are
+computed one request at a time, a limited number of queries at a time.
 
-Slots that were never written, or hold another request's remains, cannot reach a result: a gather reads slot 0 of the
-null block, which always holds zeros, for every position beyond a sequence, and the mask drops it. Prompts are padded
-at the end with their own last token, which the causal mask drops.
+Slots that were never written, or that have another request's data, cannot affect a result: for every position beyond
+the end of a sequence a gather reads slot 0 of the null block, which always holds zeros, and the mask drops it. Prompts
+are padded at the end with their own last token, which the causal mask drops.
 
-A window, a soft cap and slopes are spelled out score by score (``scores.py``), a bounded number of queries at a time. A
-window that is no shorter than the step's longest sequence costs nothing.
+A window, a soft cap or slopes require every score (``scores.py``), for a limited number of queries at a time. A window
+that is at least as long as the step's longest sequence costs nothing.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
 from rustvllm.attention.scores import ScoreOptions, attend_by_scores
 
 MAX_GATHER_BYTES = 64 << 20
-"""Most bytes of keys and values that one decode chunk gathers (a single longer row is still gathered whole)."""
+"""The most bytes of keys and values that one decode chunk gathers (a single longer row is still gathered whole)."""
 MAX_GATHER_BYTES_CPU = 4 << 20
-"""The same on the CPU, where what was gathered should still be in the processor's cache when it is read."""
+"""The limit on the CPU, where gathered data should still be in the processor's cache when it is read."""
 MAX_MASK_ELEMENTS = 1 << 24
-"""Most query-key pairs of one prefill chunk whose mask is spelled out, or whose scores are, over all heads."""
+"""The most query-key pairs of a prefill chunk for which a mask is made, or scores, which count for each head."""
 
 
 class TorchAttentionBackend:
     """See the module.
 
     Args:
-        spec: Shape of the cache.
-        dtype: Of the cache.
-        max_gather_bytes: Bound on a decode chunk and a group of prompts; tests make it small.
-        max_mask_elements: Bound on a prefill chunk; tests make it small.
+        spec: The shape of the cache.
+        dtype: The dtype of the cache.
+        max_gather_bytes: Limit of a decode chunk and of a group of prompts; tests make it small.
+        max_mask_elements: Limit of a prefill chunk; tests make it small.
     """
 
     name = "torch"
@@ -74,13 +74,13 @@ class TorchAttentionBackend:
         return self._positions[:length]
 
     def gather(self, keys: Tensor, values: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of the cache, ``[n, row_size]`` each, where the next gather will put its own.
+        """Rows of the cache, ``[n, row_size]`` each, in memory that the next gather overwrites.
 
-        Memory that is used again is in the processor's cache; fresh memory costs the kernel more than the copy.
+        Reused memory is in the processor's cache; making fresh memory costs the kernel more than the copy.
 
         Args:
             keys: ``[num_slots, row_size]``.
-            values: As ``keys``.
+            values: Shaped like ``keys``.
             slots: int ``[n]``.
         """
         num_slots = slots.shape[0]
@@ -96,15 +96,15 @@ class TorchAttentionBackend:
 
 @dataclass(frozen=True, slots=True)
 class _DecodeChunk:
-    tokens: Tensor | None  # int64 [rows], index into the flattened batch; None: the batch is these rows, in order
+    tokens: Tensor | None  # int64 [rows], indices into the flattened batch; None if the batch is these rows, in order
     slots: Tensor  # int [rows, longest]
-    bias: Tensor | None  # [rows, 1, 1, longest], −∞ beyond a sequence; None: all are equally long
+    bias: Tensor | None  # [rows, 1, 1, longest], −∞ beyond the end of a sequence; None if all are equally long
     query_positions: Tensor  # int32 [rows, 1]
 
 
 @dataclass(frozen=True, slots=True)
 class _PromptGroup:
-    tokens: Tensor  # int64 [rows, longest], index into the flattened batch; padded with a row's last token
+    tokens: Tensor  # int64 [rows, longest], indices into the flattened batch; padded with a row's last token
     is_token: Tensor  # bool [rows, longest]
 
 
@@ -112,7 +112,7 @@ class _PromptGroup:
 class _PrefillSpan:
     start: int  # first token in the flattened batch
     end: int
-    num_computed: int  # tokens of the request that were cached before
+    num_computed: int  # tokens of the request that were cached before this step
     slots: Tensor  # int64 [num_computed + end - start]
 
 
@@ -191,7 +191,7 @@ class TorchAttentionPlan:
             positions = self._backend.positions(longest, query.device)
             o = attend_by_scores(query[:, :, None], k, v, chunk.query_positions, positions, options)
             return o[:, :, 0]
-        # The query heads that share a KV head see the same keys, so they stand where queries of one sequence would.
+        # Query heads that share a KV head see the same keys, so they take the place of queries of one sequence.
         q = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.bias, scale=options.scale)
         return o.reshape(rows, num_heads, head_dim)
@@ -208,7 +208,7 @@ class TorchAttentionPlan:
     ) -> None:
         num_heads, head_dim = query.shape[1:]
         seq_len = span.slots.shape[0]
-        # F.embedding is a gather of rows, many times faster on CPU than indexing.
+        # F.embedding gathers rows many times faster on the CPU than indexing.
         k = F.embedding(span.slots, keys).view(1, seq_len, num_kv_heads, head_dim).transpose(1, 2)  # [1, KVH, S, D]
         v = F.embedding(span.slots, values).view(1, seq_len, num_kv_heads, head_dim).transpose(1, 2)
         gqa = num_heads != num_kv_heads
@@ -265,7 +265,7 @@ def _decode_chunks(
     if rows.size * int(lens.max()) <= backend.max_gather_slots:
         is_batch = rows.size == metadata.seq_lens.size and not metadata.has_padding
         return [_decode_chunk(metadata, backend, rows, is_batch=is_batch)]
-    order = np.argsort(-lens, kind="stable")  # rows of like length together: little padding
+    order = np.argsort(-lens, kind="stable")  # rows of similar length together, for little padding
     rows, lens = rows[order], lens[order]
     chunks = []
     begin = 0
@@ -310,7 +310,7 @@ def _prompt_groups(
     while begin < len(rows):
         longest = int(lens[begin])
         end = min(len(rows), begin + max(1, backend.max_gather_slots // longest))
-        end = begin + int(np.searchsorted(-lens[begin:end], -longest / 2, side="right"))  # half is padding at most
+        end = begin + int(np.searchsorted(-lens[begin:end], -longest / 2, side="right"))  # at most half is padding
         starts, ends = metadata.query_start_loc[rows[begin:end]], metadata.query_start_loc[rows[begin:end] + 1]
         tokens = starts[:, None] + np.arange(longest)
         is_token = tokens < ends[:, None]

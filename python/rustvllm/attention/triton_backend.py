@@ -1,13 +1,13 @@
-"""Paged attention by the Triton kernels: what a CUDA device uses.
+"""Paged attention by Triton kernels, for CUDA devices.
 
-Prompts and pieces of prompts are cut into tiles of tokens; requests with one new token are tiles of their own, with
-sizes of their own, and their keys are split when they are too few to fill the device. So are those of requests with
-drafts in a CUDA graph, each of which has tiles of its own, whatever the others have. With ``batch_invariant`` there is
-one size and nothing is split: then no bit of a token's result depends on other requests or on its prompt's chunks.
+Prompts and pieces of prompts are cut into tiles of tokens. Requests with one new token have their own tiles, with their
+own sizes, and their keys are split if the tiles are too few to fill the device. The same holds for requests with drafts
+in a CUDA graph, where each request has its own tiles. With ``batch_invariant`` there is one tile size and nothing is
+split, so a token's result does not depend, bit for bit, on other requests or on the chunks of its prompt.
 
-Planning sends the tiles of prompts to the device, with the rest of the step where that is not sent yet, and the lengths
-where they are not there. A step whose inputs stay where they are is planned once and sends nothing, so it can be
-captured in a CUDA graph; where it has pieces of prompts, the device itself cuts them into tiles.
+Planning sends the tiles of prompts to the device, together with the rest of the step if that has not been sent yet, and
+the lengths if they are not there. A step whose inputs have fixed addresses is planned once and sends nothing, so it can
+be captured in a CUDA graph; if it has pieces of prompts, the device itself cuts them into tiles.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from rustvllm.kernels.tile_list import list_decodes, list_tiles, num_tiles
 
 TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PROGRAMS_PER_PROCESSOR = 2
-"""Programs of a decode that a multiprocessor is given before keys are split no further."""
+"""Keys are split until a decode has this many programs per multiprocessor."""
 MAX_DRAFT_ROWS = 64
-"""Rows of a tile of a request with drafts at most: tokens times the heads that share a KV head."""
+"""The most rows of a tile of a request with drafts: tokens times the heads that share a KV head."""
 
 
 class TritonAttentionBackend:
     """See the module.
 
     Args:
-        spec: Shape of the cache.
-        dtype: Of queries, and of the cache unless that has eight bits.
-        device: A CUDA device; the CPU in Triton's interpreter. ``why_not`` says whether it will do.
-        batch_invariant: One order of sums whatever the batch.
+        spec: The shape of the cache.
+        dtype: The dtype of queries, and of the cache unless that has 8 bits.
+        device: A CUDA device, or the CPU in Triton's interpreter. ``why_not`` says whether it is suitable.
+        batch_invariant: Whether the order of sums must not depend on the batch.
     """
 
     name = "triton"
@@ -66,27 +66,25 @@ class TritonAttentionBackend:
         self.decode_config = self.prompt_config
         if not batch_invariant:
             self.decode_config = tuning.attention_config(device, dtype.itemsize, spec.head_dim, decode=True)
-        # As many programs as ``num_splits`` makes of a step in parts, which are no more than two for a multiprocessor.
+        # As many as ``num_splits`` can make programs of split decodes, which is at most two per multiprocessor.
         size = PROGRAMS_PER_PROCESSOR * tuning.num_processors(device)
         self._counters = None if batch_invariant else torch.zeros(size, dtype=torch.int32, device=device)
-        self.head_counts: set[tuple[int, int]] = (
-            set()
-        )  # of queries and of keys, of all layers that were computed so far
+        self.head_counts: set[tuple[int, int]] = set()  # of queries and of keys, of all layers computed so far
         self._slopes: dict[tuple[float, ...], Tensor] = {}
         self._counting = torch.empty(0, dtype=torch.int32, device=device)
         self._zeros = self._counting
 
     def plan(self, metadata: AttentionMetadata) -> TritonAttentionPlan:
-        """Lengths and tiles to the device; see ``AttentionBackend.plan``."""
+        """Send lengths and tiles to the device; see ``AttentionBackend.plan``."""
         plan = TritonAttentionPlan(self, _Batch.of(metadata, self))
         if metadata.stage is not None:
             plan.stage_launches(metadata.stage)
         return plan
 
     def plan_static(self, batch: StaticDecodeBatch) -> TritonAttentionPlan:
-        """See ``StaticAttentionBackend.plan_static``; how keys are split follows from the batch's size alone."""
+        """See ``StaticAttentionBackend.plan_static``; only the batch's size determines how keys are split."""
         num_reqs = batch.seq_lens.shape[0]
-        self.zeros(num_reqs)  # here, and not while a graph is captured
+        self.zeros(num_reqs)  # allocated now, because a capture must not allocate it
         return TritonAttentionPlan(
             self,
             _Batch(
@@ -102,7 +100,7 @@ class TritonAttentionBackend:
         )
 
     def plan_static_mixed(self, batch: StaticMixedBatch) -> TritonMixedPlan:
-        """See ``StaticAttentionBackend.plan_static_mixed``; how keys are split follows from the room for requests."""
+        """See ``StaticAttentionBackend.plan_static_mixed``; the room for requests determines how keys are split."""
         num_reqs, num_tokens = batch.seq_lens.shape[0], batch.slot_mapping.shape[0]
         return TritonMixedPlan(
             self,
@@ -112,14 +110,14 @@ class TritonAttentionBackend:
                 slot_mapping=batch.slot_mapping,
                 query_start_loc=batch.query_start_loc,
                 seq_lens=batch.seq_lens,
-                query_lens=np.zeros(num_reqs, np.int32),  # not known here
+                query_lens=np.zeros(num_reqs, np.int32),  # unknown on the host
                 host_seq_lens=np.full(num_reqs, batch.max_seq_len, np.int32),
                 num_tokens=num_tokens,
             ),
         )
 
     def plan_static_drafts(self, batch: StaticDraftBatch) -> TritonDraftPlan:
-        """See ``StaticAttentionBackend.plan_static_drafts``; how keys are split follows from the room for requests."""
+        """See ``StaticAttentionBackend.plan_static_drafts``; the room for requests determines how keys are split."""
         num_reqs, num_tokens = batch.seq_lens.shape[0], batch.slot_mapping.shape[0]
         of_step = _Batch(
             block_table=batch.block_table,
@@ -127,7 +125,7 @@ class TritonAttentionBackend:
             slot_mapping=batch.slot_mapping,
             query_start_loc=batch.query_start_loc,
             seq_lens=batch.seq_lens,
-            query_lens=np.zeros(num_reqs, np.int32),  # not known here
+            query_lens=np.zeros(num_reqs, np.int32),  # unknown on the host
             host_seq_lens=np.full(num_reqs, batch.max_seq_len, np.int32),
             num_tokens=num_tokens,
         )
@@ -135,26 +133,26 @@ class TritonAttentionBackend:
 
     @property
     def counters(self) -> Tensor | None:
-        """What parts of decodes are counted in, int32 zeros between any two launches; None where nothing is split."""
+        """Counters of the finished parts of decodes, int32 zeros between any two launches; None if nothing is split."""
         return self._counters
 
     def counting(self, length: int) -> Tensor:
-        """``[0, 1, …, length)``, int32 on the device; what was given stays as it is."""
+        """``[0, 1, …, length)``, int32 on the device; tensors returned earlier do not change."""
         if self._counting.shape[0] < length:
             self._counting = torch.arange(tuning.power_of_two(length), dtype=torch.int32, device=self.device)
         return self._counting[:length]
 
     def zeros(self, length: int) -> Tensor:
-        """So many zeros, int32 on the device."""
+        """``length`` zeros, int32 on the device."""
         if self._zeros.shape[0] < length:
             self._zeros = torch.zeros(tuning.power_of_two(length), dtype=torch.int32, device=self.device)
         return self._zeros[:length]
 
     def slopes(self, slopes: Sequence[float] | None, num_heads: int) -> Tensor | None:
-        """ALiBi slopes on the device; they are sent once.
+        """ALiBi slopes on the device; each list is sent once.
 
         Raises:
-            ValueError: Not one per head.
+            ValueError: There is not one slope per head.
         """
         if not slopes:
             return None
@@ -166,10 +164,10 @@ class TritonAttentionBackend:
         return self._slopes[key]
 
     def num_splits(self, num_rows: int, num_kv_heads: int, longest: int) -> int:
-        """Parts that the keys of each of some decodes are split into.
+        """The number of parts into which the keys of each decode are split.
 
-        As many as fill the device, if each gets keys enough: it depends on the number of decodes in the step, the heads
-        of the cache, the device, and the longest of the decodes.
+        There are as many as fill the device, if each gets enough keys. The number depends on how many decodes the step
+        has, on the heads of the cache, the device, and the longest of the decodes.
         """
         if self.batch_invariant:
             return 1
@@ -178,7 +176,7 @@ class TritonAttentionBackend:
 
 
 def why_not(spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why the kernels cannot serve a model, with the number to blame; None if they can."""
+    """Why the kernels cannot run a model, with the number that is the reason; None if they can."""
     if spec.head_dim > MAX_HEAD_DIM:
         return f"its kernels serve heads of at most {MAX_HEAD_DIM} features and the model's have {spec.head_dim}"
     if dtype not in TRITON_DTYPES:
@@ -195,7 +193,7 @@ def why_not(spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> str 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A step, with what of it is on the device."""
+    """A step, with its tensors on the device."""
 
     block_table: Tensor
     table_rows: Tensor
@@ -203,8 +201,8 @@ class _Batch:
     query_start_loc: Tensor
     seq_lens: Tensor
     query_lens: npt.NDArray[np.int32]
-    host_seq_lens: npt.NDArray[np.int32]  # or what they do not exceed
-    num_tokens: int  # that belong to a request
+    host_seq_lens: npt.NDArray[np.int32]  # or upper limits
+    num_tokens: int  # tokens that belong to a request
 
     @classmethod
     def of(cls, metadata: AttentionMetadata, backend: TritonAttentionBackend) -> _Batch:
@@ -260,7 +258,7 @@ class TritonAttentionPlan:
         soft_cap: float | None = None,
         alibi_slopes: Sequence[float] | None = None,
     ) -> Tensor:
-        """See ``AttentionPlan.forward``; tokens that belong to no request come out as zeros."""
+        """See ``AttentionPlan.forward``; results of tokens that belong to no request are zeros."""
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
         kv_write(key, value, kv_cache, self._batch.slot_mapping)
         slopes = self._backend.slopes(alibi_slopes, query.shape[1])
@@ -280,7 +278,7 @@ class TritonAttentionPlan:
         soft_cap: float | None = None,
         is_by_head: bool = False,
     ) -> Tensor:
-        """See ``RotaryAttentionPlan.forward_rotary``; tokens that belong to no request come out as zeros."""
+        """See ``RotaryAttentionPlan.forward_rotary``; results of tokens that belong to no request are zeros."""
         query = rotary_write(
             qkv,
             num_heads,
@@ -325,14 +323,14 @@ class TritonAttentionPlan:
         return out
 
     def stage_launches(self, stage: Callable[[npt.NDArray[np.int32]], Tensor]) -> None:
-        """Work out what layers will launch that have as many heads as earlier ones, while tiles can be staged."""
+        """Prepare the launches of layers with known numbers of heads, while their tiles can still be staged."""
         self._stage = stage
         for counts in tuple(self._backend.head_counts):
             self._launches_for(*counts)
         self._stage = None
 
     def _launches_for(self, num_heads: int, num_kv_heads: int) -> list[_Launch]:
-        """Made for the first layer, used by all that have as many heads."""
+        """The launches, made for the first layer and used by all with the same numbers of heads."""
         launches = self._launches.get((num_heads, num_kv_heads))
         if launches is None:
             launches = list(self._make_launches(num_heads // num_kv_heads, num_kv_heads))
@@ -341,7 +339,7 @@ class TritonAttentionPlan:
         return launches
 
     def _send(self, *arrays: npt.NDArray[np.integer]) -> Tensor:
-        """The arrays one after the other, int32 on the device, with the rest of the step if that is to be sent yet."""
+        """The arrays one after the other, int32 on the device; sent with the rest of the step if that is possible."""
         if self._stage is None:
             return _send(self._backend.device, *arrays)
         return self._stage(np.concatenate(arrays).astype(np.int32))
@@ -379,7 +377,7 @@ class TritonMixedPlan(TritonAttentionPlan):
     """A step of a CUDA graph with pieces of prompts; see ``StaticMixedPlan``."""
 
     def begin_step(self) -> None:
-        """Work out the tiles of what the batch holds now; those of the first step, when its first layer comes."""
+        """Compute the tiles of the current batch; for the first step, the first layer does this."""
         for (num_heads, num_kv_heads), launches in self._launches.items():
             self._list_tiles(num_heads // num_kv_heads, launches)
 
@@ -399,7 +397,7 @@ class TritonMixedPlan(TritonAttentionPlan):
         return self._tiles(requests, first_tokens)
 
     def _list_tiles(self, group_size: int, launches: Sequence[_Launch]) -> None:
-        """Prompts, and unless one size of tile serves all, decodes."""
+        """Compute the tiles of prompts and, unless one tile size serves all, of decodes."""
         starts, (cut, *decodes) = self._batch.query_start_loc, [launch.tiles for launch in launches]
         tile_tokens = tokens_per_tile(self._backend.prompt_config, group_size)[0]
         list_tiles(cut.requests, cut.first_tokens, starts, tile_tokens, skip_decodes=bool(decodes))
@@ -408,7 +406,7 @@ class TritonMixedPlan(TritonAttentionPlan):
 
 
 class TritonDraftPlan(TritonAttentionPlan):
-    """A step of a CUDA graph with drafts: as many tiles for each request as its most tokens need."""
+    """A step of a CUDA graph with drafts: each request has as many tiles as its largest number of tokens needs."""
 
     def __init__(self, backend: TritonAttentionBackend, batch: _Batch, width: int) -> None:
         super().__init__(backend, batch)
@@ -433,18 +431,18 @@ class TritonDraftPlan(TritonAttentionPlan):
 def _cut(
     batch: _Batch, rows: npt.NDArray[np.int64], num_tokens: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Tiles of some requests' new tokens: the request and the first token of each; what has most keys comes first."""
+    """The tiles of some requests' new tokens: request and first token of each; those with the most keys come first."""
     query_lens = batch.query_lens[rows]
     num_tiles = -(-query_lens // num_tokens)
     which = np.repeat(np.arange(rows.size), num_tiles)
     first = (np.arange(which.size) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * num_tokens
     num_keys = (batch.host_seq_lens[rows] - query_lens)[which] + first
-    order = np.argsort(-num_keys, kind="stable")  # otherwise the device waits in the end for one long tile
+    order = np.argsort(-num_keys, kind="stable")  # otherwise the device waits for one long tile at the end
     return rows[which][order], first[order]
 
 
 def _send(device: torch.device, *arrays: npt.NDArray[np.integer]) -> Tensor:
-    """The arrays one after the other, int32 on the device, without waiting for it."""
+    """The arrays one after the other, int32 on the device; the host does not wait."""
     joined = torch.from_numpy(np.concatenate(arrays).astype(np.int32))
     if device.type == "cpu":
         return joined

@@ -1,1 +1,1 @@
-"""From logits to token ids: penalties, truncation, and random numbers that depend on a request alone."""
+"""From logits to token ids: penalties, truncation, and random numbers that depend only on the request."""

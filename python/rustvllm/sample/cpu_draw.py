@@ -1,6 +1,6 @@
-"""Sampling on the CPU by the core, in few passes over the logits, none a sort.
+"""The core's sampling on the CPU: masks, penalties, temperature, filters, the draw and log-probabilities.
 
-Masks, penalties, temperature, filters and the draw, and log-probabilities.
+They take few passes over the logits, without a sort.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from rustvllm.sample.random import counter_uniform
 
 
 class CpuDraw:
-    """Samples with some threads.
+    """Masks, penalizes, draws and scores with several threads.
 
     Args:
-        threads: Those that share the rows.
+        threads: The threads that share the rows.
     """
 
     def __init__(self, threads: _core.CpuThreads) -> None:
         self._threads = threads
 
     def mask(self, logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
-        """As ``apply_bitmask``, of float32 and contiguous logits; no row twice."""
+        """See ``apply_bitmask``; logits must be float32 and contiguous, and no row may occur twice."""
         _core.mask_logits(self._threads, logits.numpy(), rows.numpy(), bitmask.numpy())
 
     def penalize(self, logits: Tensor, penalties: Penalties) -> None:
-        """As ``apply_penalties``, of float32 and contiguous logits; no row twice."""
+        """See ``apply_penalties``; logits must be float32 and contiguous, and no row may occur twice."""
         _core.penalize_logits(
             self._threads,
             logits.numpy(),
@@ -43,7 +43,7 @@ class CpuDraw:
         )
 
     def draw(self, logits: Tensor, rows: Tensor, temperature: Tensor, metadata: SamplingMetadata) -> Tensor:
-        """An id for each of some rows.
+        """Draw an id for each of some rows.
 
         Args:
             logits: float32 ``[n, vocab_size]``, contiguous.
@@ -69,7 +69,7 @@ class CpuDraw:
     def score(
         self, logits: Tensor, rows: Tensor, token_ids: Tensor, count: int, *, is_normalized: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One token of each of some rows and the likeliest ones; see ``scorer.TokenScores``.
+        """Score one token of each of some rows, and find the likeliest ones; see ``scorer.TokenScores``.
 
         Args:
             logits: float32 ``[n, vocab_size]``, contiguous.

@@ -1,4 +1,4 @@
-"""``GrammarOutput``: what the samples of a step may be that obey grammars."""
+"""``GrammarOutput``: the ids that a step's samples may take if they follow grammars."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _COLUMNS: Final = ("places", "verdicts", "depths")
 
 @dataclass(frozen=True, slots=True)
 class GrammarOutput:
-    """Which ids some samples of a step may take, and what follows their drafts; the others may take any.
+    """The ids that some samples of a step may take, also behind their drafts; other samples may take any id.
 
     Attributes:
         bitmask: int32 ``[n, ceil(vocab_size / 32)]``; bit ``i % 32`` of word ``i // 32`` is for id ``i``.
-        places: int32 ``[n]``, which of the step's samples.
-        verdicts: int32 ``[n]``; 0, or the negative number that stands for a sample without a token: −2 what was
-            sampled is refused, −5 the grammar is complete, −6 there is no room for the grammar any more, −7 its mask is
-            late, or tokens that have to follow have its place: it is withheld, and the request gets its token from a
-            later step. Behind a draft it ends what the step gives.
-        depths: int32 ``[n]``, behind how many of its drafts each token is.
+        places: int32 ``[n]``, the step's sample that each row of the mask is for.
+        verdicts: int32 ``[n]``; 0, or a negative number for a sample without a token. −2: the grammar refuses the
+            sampled tokens; −5: the grammar is complete; −6: there is no more room for the grammar; −7: the token is
+            withheld, because its mask is late or because forced tokens take its place, and the request gets a token
+            from a later step. Behind a draft, a verdict ends the tokens that the step gives.
+        depths: int32 ``[n]``, how many of the sample's drafts precede the token.
     """
 
     bitmask: npt.NDArray[np.int32]
@@ -32,23 +32,23 @@ class GrammarOutput:
     depths: npt.NDArray[np.int32]
 
     def rows(self, first: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
-        """The rows of logits that these are, int64 ``[n]``.
+        """The rows of logits for which these masks are, int64 ``[n]``.
 
         Args:
-            first: int64 ``[num_sampled]``, each sample's row that no draft comes before; None: there are no drafts.
+            first: int64 ``[num_sampled]``, the row of each sample that no draft precedes; None if there are no drafts.
         """
         return np.asarray((self.places if first is None else first[self.places]) + self.depths, np.int64)
 
     def drawn(self, num_sampled: int) -> npt.NDArray[np.int64] | None:
-        """Which samples of a step are not withheld; None: all of them."""
+        """The samples of a step that are not withheld; None if none is withheld."""
         withheld = self.places[(self.verdicts == WITHHELD) & (self.depths == 0)]
         return np.delete(np.arange(num_sampled), withheld) if withheld.size else None
 
     def check(self, num_sampled: int, vocab_size: int) -> None:
-        """Refuse arrays of another dtype or shape.
+        """Refuse arrays with a wrong dtype or shape.
 
         Raises:
-            ValueError: Names what they are and what they should be.
+            ValueError: An array is wrong; the message says what it is and what it should be.
         """
         num_rows = self.places.shape[0]
         expected = {"bitmask": (num_rows, -(-vocab_size // 32)), **dict.fromkeys(_COLUMNS, (num_rows,))}

@@ -1,7 +1,7 @@
-"""Log-probabilities of sampled tokens, of the rows that ask: of the raw logits, before anything changes them, or of
-what is drawn from.
+"""Log-probabilities of sampled tokens, for requests that ask: from the raw logits, or from the final ones that the
+sampler draws from.
 
-``scorer`` computes them; here is what goes in and comes out.
+``scorer`` computes them; this module has its inputs and outputs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LogprobsMetadata:
-    """Which rows ask, and for how many candidates.
+    """Which rows need log-probabilities, and of how many candidates.
 
     Attributes:
         rows: int64 ``[m]``, indices into the sampled rows, ascending, on the device.
         host_rows: int32 ``[m]``, the same on the host.
-        num_logprobs: int32 ``[m]``, how many of the likeliest tokens each gets in addition to its own; on the host.
+        num_logprobs: int32 ``[m]``, how many of the likeliest tokens each row gets in addition to its own; on the host.
     """
 
     rows: Tensor
@@ -32,10 +32,10 @@ class LogprobsMetadata:
 
 @dataclass(frozen=True, slots=True)
 class LogprobsArrays:
-    """What the sampler says of the rows that asked, in host memory, as ``Scheduler.update_from_output`` takes it.
+    """Log-probabilities in host memory, in the form that ``Scheduler.update_from_output`` takes.
 
     Attributes:
-        places: int32 ``[m]``, places among the step's sampled ids, ascending.
+        places: int32 ``[m]``, flat indices into the step's sampled ids, ascending.
         token_ids: int32 ``[m, 1 + k]``: the sampled id, then the likeliest ones; −1 where a row asked for fewer.
         logprobs: float32 ``[m, 1 + k]``, natural logarithms.
         ranks: int32 ``[m]``, rank of the sampled token, from 1.
@@ -49,16 +49,16 @@ class LogprobsArrays:
     def as_tuple(
         self,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-        """In the order of the boundary."""
+        """The arrays in the order in which the core takes them."""
         return self.places, self.token_ids, self.logprobs, self.ranks
 
 
 class ProcessedLogits:
-    """What the sampler draws from, of the rows that ask: after rules, penalties and processors, and in rows that are
-    not greedy after temperature and truncation too.
+    """The logits that the sampler draws from, for rows that need log-probabilities: after rules, penalties and
+    processors, and for rows that are not greedy also after temperature and truncation.
 
     Attributes:
-        values: float32 ``[m, vocab_size]``; there once the sampler has drawn.
+        values: float32 ``[m, vocab_size]``; set once the sampler has drawn.
     """
 
     def __init__(self, metadata: LogprobsMetadata) -> None:
@@ -66,23 +66,23 @@ class ProcessedLogits:
         self.values: Tensor | None = None
 
     def keep(self, logits: Tensor) -> None:
-        """Copy the asking rows, as greedy ones are chosen from."""
+        """Copy the wanted rows in the form from which greedy rows are chosen."""
         self.values = logits.index_select(0, self._rows)
 
     def keep_random(self, rows: Tensor, logits: Tensor) -> None:
-        """Replace those that are drawn at random: int64 ``[k]`` rows, ascending, and their logits."""
+        """Replace the rows that are drawn at random: int64 ``[k]`` rows, ascending, and their logits."""
         assert self.values is not None
         places = torch.searchsorted(rows, self._rows).clamp_(max=rows.shape[0] - 1)
-        is_random = (rows[places] == self._rows)[:, None]  # no mask picks rows: a device would be waited for
+        is_random = (rows[places] == self._rows)[:, None]  # selecting rows by a mask would make the host wait
         self.values = torch.where(is_random, logits[places], self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class GatheredLogprobs:
-    """What is to be said of the tokens that were sampled, where it was computed.
+    """Log-probabilities of sampled tokens, on the device that computed them.
 
     Attributes:
-        metadata: Which rows ask.
+        metadata: Which rows need them.
         tensors: Token ids int32 ``[m, 1 + k]``, log-probabilities float32 ``[m, 1 + k]``, ranks int32 ``[m]``.
     """
 
@@ -90,7 +90,7 @@ class GatheredLogprobs:
     tensors: tuple[Tensor, ...]
 
     def arrays(self, tensors: Sequence[Tensor]) -> LogprobsArrays:
-        """The same in host memory, of copies of ``tensors`` there, which may be written."""
+        """Log-probabilities in host memory, from copies of ``tensors`` there, which may be overwritten."""
         all_ids, all_values, ranks = (tensor.numpy() for tensor in tensors)
         num_logprobs = self.metadata.num_logprobs
         unwanted = np.arange(all_ids.shape[1] - 1)[None, :] >= num_logprobs[:, None]

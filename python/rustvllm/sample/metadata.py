@@ -1,4 +1,4 @@
-"""How each sampled row of a step is to be sampled."""
+"""Describes how each sampled row of a step is to be sampled."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rustvllm.sample.processor_batch import ProcessedRows
 from rustvllm.sample.token_rules import TokenRules
 
 GREEDY_TEMPERATURE = 1e-5
-"""A temperature below it means greedy."""
+"""Lower temperatures mean greedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Rows with penalties and what their requests hold so far.
+    """Rows with penalties, and counts of their requests' tokens.
 
     Attributes:
         rows: int64 ``[p]``, indices into the sampled rows.
-        slots: int64 ``[p]``, where their counts lie.
+        slots: int64 ``[p]``, indices of their counts.
         presence: float32 ``[p]``.
         frequency: float32 ``[p]``.
         repetition: float32 ``[p]``.
         output_counts: int32 ``[capacity, vocab_size]``, how often each id was generated.
-        prompt_mask: bool ``[capacity, vocab_size]``, ids of the prompt.
+        prompt_mask: bool ``[capacity, vocab_size]``, which ids the prompt has.
     """
 
     rows: Tensor
@@ -40,21 +40,21 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class SamplingMetadata:
-    """Parameters of the ``n`` sampled rows, on the device; what a step does not need is None.
+    """Parameters of the ``n`` sampled rows, on the device; None for what a step does not need.
 
     Attributes:
         random_rows: int64 ``[m]``, the rows that are not greedy; None if all are greedy.
         temperature: float32 ``[m]``, of the random rows.
         seeds: int64 ``[m]``.
-        positions: int64 ``[m]``, of the token to be drawn in its own sequence.
-        filters: By name, the filters of the table that some of them ask for: float32 or int64 ``[m]``.
-        masked_rows: int64 ``[k]``, with ``masked_ids`` the pairs that must not be sampled (min_tokens); None if none.
+        positions: int64 ``[m]``, of the token to be sampled in its own sequence.
+        filters: The values of each filter that some rows use, by its name: float32 or int64 ``[m]``.
+        masked_rows: int64 ``[k]``; with ``masked_ids``, pairs that must not be sampled (min_tokens); None if none.
         masked_ids: int64 ``[k]``.
         penalties: None if no row has any.
         rules: Allowed ids, bad words and biases; None if no row has any.
         processors: Custom logits processors; None if none follows these rows.
         logprobs: None if no row asks for log-probabilities.
-        processed: Where the sampler leaves what it draws from; None if no row asks for it.
+        processed: Where the sampler stores the logits that it draws from; None if no row needs them.
     """
 
     random_rows: Tensor | None = None
@@ -72,7 +72,7 @@ class SamplingMetadata:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each row asks for its largest logit, or for a draw by a temperature, and for nothing else."""
+        """Whether each row only needs its largest logit, or a draw with a temperature."""
         more = (self.masked_rows, self.penalties, self.rules, self.processors, self.logprobs, self.processed)
         return not self.filters and all(each is None for each in more)
 
@@ -83,5 +83,5 @@ class SamplingMetadata:
 
     @property
     def all_greedy(self) -> bool:
-        """Whether an argmax is all there is to draw."""
+        """Whether an argmax is enough for every row."""
         return self.random_rows is None

@@ -1,4 +1,4 @@
-"""Repetition, frequency and presence penalties over counts of what a request holds."""
+"""Repetition, frequency and presence penalties from counts of a request's tokens."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rustvllm.sample.metadata import Penalties
 
 
 def apply_penalties(logits: Tensor, penalties: Penalties) -> None:
-    """Change some rows of the logits in place.
+    """Penalize some rows of the logits in place.
 
-    Repetition counts prompt and output: a positive logit is divided, another multiplied. Then frequency takes its value
-    once per earlier output of the id, and presence once if there was any; both look at the output only.
+    Repetition counts prompt and output: it divides a positive logit, and multiplies any other. Frequency is then
+    subtracted once per earlier occurrence of the id, and presence once if there was any; both consider only the output.
 
     Args:
         logits: float32 ``[n, vocab_size]``.
-        penalties: For the rows it names.
+        penalties: The rows and their penalties.
     """
     if runs_fused(logits) and logits.is_contiguous():
         from rustvllm.kernels import penalties as kernel

@@ -1,9 +1,9 @@
-"""The batch of requests that custom logits processors see, and their application.
+"""Tracks the requests that custom logits processors see, and applies the processors.
 
-Requests are followed by persistent row; a step's batch is its sampled rows in their order. Only requests that a
-processor looks at are here: all of them when a batch class is loaded, else those with callables of their own. A
-callable that raises, or returns anything but a row of logits, ends its own request, and so does a batch class that
-rejects the request's arguments; one that raises elsewhere fails the step.
+Requests are tracked by persistent row; a step's batch is its sampled rows in order. Only requests that a processor
+looks at are tracked: all if a processor class is loaded, else those with their own callables. If a callable raises, or
+returns anything but a row of logits, its request ends; so does a request whose arguments a processor class rejects. A
+processor class that raises elsewhere fails the step.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Failure:
     """Why a request must end.
 
     Attributes:
-        message: For the client.
-        is_refusal: The request asked for something that cannot be done; otherwise doing it failed.
+        message: The message for the client.
+        is_refusal: Whether the request asked for something impossible; otherwise the processor failed.
     """
 
     message: str
@@ -39,11 +39,11 @@ class FollowedRequest:
     """A request that processors look at.
 
     Attributes:
-        params: What is known of its parameters.
-        prompt_token_ids: Ids of the prompt.
-        output_token_ids: Ids generated so far; grows in place.
+        params: Its parameters, as far as they are known.
+        prompt_token_ids: The prompt's ids.
+        output_token_ids: The ids generated so far; grows in place.
         callables: Its own processors.
-        failure: Why it must end; None lets it go on.
+        failure: Why it must end; None while it may go on.
     """
 
     params: SamplingParams
@@ -58,9 +58,9 @@ class ProcessedRows:
     """The processors of one step.
 
     Attributes:
-        before: Batch classes that may change which token is likeliest.
-        after: Those that never do.
-        failures: What ended requests, by sampled row; filled while the callables run.
+        before: Processor classes that may change which token is likeliest.
+        after: Processor classes that never do.
+        failures: Why requests ended, by sampled row; filled while the callables run.
     """
 
     before: Sequence[LogitsProcessor]
@@ -69,10 +69,10 @@ class ProcessedRows:
     failures: dict[int, Failure] = field(default_factory=dict)
 
     def apply_before(self, logits: Tensor) -> Tensor:
-        """What comes before the temperature: batch classes, then the callables of single requests.
+        """Apply what comes before the temperature: processor classes, then the callables of single requests.
 
         Args:
-            logits: float32 ``[n, vocab_size]``; written in place.
+            logits: float32 ``[n, vocab_size]``; changed in place.
 
         Returns:
             The logits of all rows.
@@ -90,7 +90,7 @@ class ProcessedRows:
         """Apply the processors that come after the temperature.
 
         Args:
-            logits: float32 ``[n, vocab_size]``, all rows of the step; written in place.
+            logits: float32 ``[n, vocab_size]``, all rows of the step; changed in place.
 
         Returns:
             The logits of all rows.
@@ -100,7 +100,7 @@ class ProcessedRows:
         return logits
 
     def _apply_own(self, logits: Tensor, row: int, request: FollowedRequest) -> Tensor:
-        own = logits[row].clone()  # a failure half-way changes no logits
+        own = logits[row].clone()  # so that a failing callable changes no logits
         for call in request.callables:
             try:
                 given = (request.output_token_ids, own)
@@ -117,28 +117,28 @@ class ProcessedRows:
 
 
 class ProcessorBatch:
-    """Follows requests for batch classes and callables."""
+    """Tracks requests for processor classes and callables."""
 
     def __init__(self, processors: Sequence[LogitsProcessor] = ()) -> None:
         self.processors = list(processors)
         self._before = [each for each in self.processors if not each.is_argmax_invariant()]
         self._after = [each for each in self.processors if each.is_argmax_invariant()]
         self._by_row: dict[int, FollowedRequest] = {}
-        self._batch: list[FollowedRequest] = []  # as the processors saw it last
+        self._batch: list[FollowedRequest] = []  # the batch that the processors saw last
 
     def admit(self, row: int, request: FollowedRequest) -> None:
-        """Follow a new or resumed request, if a processor looks at it."""
+        """Track a new or resumed request, if a processor looks at it."""
         if not self.processors and not request.callables and request.failure is None:
             return
         for processor in self.processors:
             try:
                 processor.validate_params(request.params)
             except Exception as error:  # noqa: BLE001 -- the request ends, with the processor's own words
-                # A ValueError speaks of the request; anything else is a mistake in the class.
+                # A ValueError is about the request; anything else is a mistake in the class.
                 kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
                 message = f"{type(processor).__name__}: {kind}{error}"
                 request.failure = Failure(message, is_refusal=isinstance(error, ValueError))
-                request.params = SamplingParams()  # it has a place until the step is over, and asks for nothing there
+                request.params = SamplingParams()  # it keeps its place until the step is over, with default parameters
                 break
         self._by_row[row] = request
 
@@ -149,7 +149,7 @@ class ProcessorBatch:
                 self._by_row.pop(row, None)
 
     def arrange(self, rows: npt.NDArray[np.int32]) -> ProcessedRows | None:
-        """Tell the processors which requests are sampled now; None if no processor follows these rows.
+        """Tell the processors which requests are sampled in this step; None if no processor follows these rows.
 
         Args:
             rows: ``[n]`` persistent rows in the order of the logits.
@@ -169,11 +169,11 @@ class ProcessorBatch:
         return ProcessedRows(self._before, self._after, own)
 
     def append(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:
-        """Append what was sampled to the outputs.
+        """Append sampled ids to the outputs.
 
         Args:
             rows: ``[n]``, each once.
-            token_ids: int64 ``[n]``; waited for only if one of the rows is followed.
+            token_ids: int64 ``[n]``; the host waits for them only if one of the rows is tracked.
         """
         if not self._by_row:
             return
@@ -185,7 +185,7 @@ class ProcessorBatch:
 
 
 def batch_update(old: Sequence[FollowedRequest], new: Sequence[FollowedRequest]) -> BatchUpdate:
-    """What turns one batch into another: holes are filled, then closed from the end, then places exchanged."""
+    """The changes from one batch to another: fill holes, close the rest from the end, then exchange places."""
     place = {id(request): index for index, request in enumerate(new)}
     slots: list[FollowedRequest | None] = [request if id(request) in place else None for request in old]
     stayed = {id(request) for request in slots}
@@ -228,10 +228,10 @@ def _checked(processor: LogitsProcessor, result: object, before: Tensor) -> Tens
 
 
 def _takes_prompt(call: Callable[..., object]) -> bool:
-    """Whether a callable takes ids of the prompt, ids of the output and logits, or only the latter two."""
+    """Whether a callable takes prompt ids, output ids and logits, and not only the last two."""
     try:
         parameters = inspect.signature(call).parameters.values()
-    except (TypeError, ValueError):  # one that is not written in Python
+    except (TypeError, ValueError):  # a callable that is not written in Python
         return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [each for each in parameters if each.kind in kinds and each.default is inspect.Parameter.empty]

@@ -1,8 +1,8 @@
-"""Log-probabilities of prompts: of the raw logits, computed for some rows at a time, so that the logits of a whole
-prompt never exist at once.
+"""Log-probabilities of prompts, from the raw logits of a limited number of rows at a time, so that the logits of a
+whole prompt never exist at once.
 
-Cost: the head over every token of the prompt, which a step otherwise does not compute. Only steps whose requests ask
-have it.
+They cost the head for every prompt token, which a step otherwise does not compute. Only steps whose requests ask for
+them pay this.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from rustvllm.sample.scorer import TokenScores
 
 MAX_ROWS = 256
 MAX_ELEMENTS = 1 << 22
-"""At most so many rows of logits, and so many logits (16 MiB in float32, and 64 for putting them in order), exist at a
-time; a single row always may."""
+"""The most rows of logits, and the most logits, that exist at a time (16 MiB in float32, and 64 to sort them); a single
+row may always have more."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsArrays:
-    """What is said of the places that a step was asked for, in host memory, for ``Scheduler.update_from_output``.
+    """Log-probabilities of prompt tokens in host memory, in the form that ``Scheduler.update_from_output`` takes.
 
     Attributes:
-        num_columns: int32 ``[s]``, candidates per place, of each request that asks.
-        token_ids: int32, of each place its token, then the likeliest ones; row after row without gaps.
-        logprobs: float32, natural logarithms, as many.
-        ranks: int32 ``[n]``, rank of each place's token, from 1.
+        num_columns: int32 ``[s]``, candidates per token, for each request that asks.
+        token_ids: int32, the prompt token and then the likeliest ones, for each token; row after row without gaps.
+        logprobs: float32, natural logarithms, one for each of ``token_ids``.
+        ranks: int32 ``[n]``, rank of each prompt token, from 1.
     """
 
     num_columns: npt.NDArray[np.int32]
@@ -42,19 +42,19 @@ class PromptLogprobsArrays:
     def as_tuple(
         self,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32]]:
-        """In the order of the boundary."""
+        """The arrays in the order in which the core takes them."""
         return self.num_columns, self.token_ids, self.logprobs, self.ranks
 
 
 @dataclass(frozen=True, slots=True)
 class GatheredPromptLogprobs:
-    """What is to be said of prompts, where it was computed.
+    """Log-probabilities of prompt tokens, on the device that computed them.
 
     Attributes:
-        num_columns: As ``PromptLogprobsArrays.num_columns``.
-        widths: int32 ``[n]``, candidates of each place.
-        tensors: Of each piece of the places token ids int32 ``[m, k]``, log-probabilities float32 ``[m, k]`` and ranks
-            int32 ``[m]``, piece after piece; ``k`` is the widest of the piece.
+        num_columns: See ``PromptLogprobsArrays.num_columns``.
+        widths: int32 ``[n]``, candidates of each prompt token.
+        tensors: Token ids int32 ``[m, k]``, log-probabilities float32 ``[m, k]`` and ranks int32 ``[m]`` of each piece,
+            piece after piece; ``k`` is the largest width in the piece.
     """
 
     num_columns: npt.NDArray[np.int32]
@@ -62,7 +62,7 @@ class GatheredPromptLogprobs:
     tensors: tuple[Tensor, ...]
 
     def arrays(self, tensors: Sequence[Tensor]) -> PromptLogprobsArrays:
-        """The same in host memory, of copies of ``tensors`` there."""
+        """Log-probabilities in host memory, from copies of ``tensors`` there."""
         all_ids, all_values, ranks = ([tensor.numpy() for tensor in tensors[part::3]] for part in range(3))
         ids, values, start = [], [], 0
         for piece_ids, piece_values in zip(all_ids, all_values, strict=True):
@@ -85,13 +85,13 @@ def prompt_logprobs(
     num_logprobs: npt.NDArray[np.int64],
     score: Callable[[Tensor, Tensor, int], TokenScores],
 ) -> GatheredPromptLogprobs:
-    """What is to be said of the tokens that follow some others; the host waits for nothing.
+    """Compute log-probabilities of prompt tokens; the host does not wait.
 
     Args:
-        hidden: ``[n, hidden_size]``, of the tokens before those that are scored, request after request.
+        hidden: ``[n, hidden_size]``, hidden states of the tokens before the scored ones, request after request.
         compute_logits: The model's head, ``[m, hidden_size]`` → ``[m, vocab_size]``.
-        vocab_size: Width of the logits.
-        targets: int ``[n]``, the token that follows each of them, on the device.
+        vocab_size: The width of the logits.
+        targets: int ``[n]``, the scored token that follows each of them, on the device.
         num_rows: int32 ``[s]``, how many of them each request has.
         num_logprobs: int64 ``[s]``, how many of the likeliest tokens each gets in addition to the token itself.
         score: ``Scorer.score``.

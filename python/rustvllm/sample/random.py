@@ -1,7 +1,7 @@
-"""Counter-based random numbers: one uniform per (seed, position), the same on every device and in any batch.
+"""Counter-based random numbers: one uniform number per (seed, position), the same on every device and in any batch.
 
-The generator is SplitMix64's output function (Steele, Lea and Flood, 2014) applied to the seed and then to the
-position: stateless, so preemption, batch order and chunking cannot shift a stream.
+The generator applies SplitMix64's output function (Steele, Lea and Flood, 2014) to the seed and then to the position.
+It is stateless, so preemption, batch order and chunking cannot shift a stream.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def _signed(value: int) -> int:
-    """A 64-bit pattern as torch's int64 holds it."""
+    """A 64-bit pattern as the int64 that torch needs."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -23,7 +23,7 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift; torch's own is arithmetic."""
+    """Logical shift; torch's shift is arithmetic."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -38,7 +38,7 @@ def counter_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 
     Args:
         seeds: int64 ``[n]``.
-        positions: int64 ``[n]``, of the token to be drawn in its own sequence.
+        positions: int64 ``[n]``, of the token to be sampled in its own sequence.
 
     Returns:
         float64 ``[n]`` in ``[0, 1)``, multiples of 2⁻⁵³.
@@ -56,7 +56,7 @@ def _on_device(seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def _on_host(seeds: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """The same in numpy, whose small arrays cost a tenth of torch's."""
+    """See ``_on_device``; in numpy, whose operations on small arrays cost a tenth of torch's."""
     golden = np.uint64(0x9E3779B97F4A7C15)
 
     def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

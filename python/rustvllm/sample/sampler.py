@@ -1,14 +1,14 @@
-"""Logits to one token id per row.
+"""Samples one token id per row of logits.
 
-Order: float32 → allowed ids → bad words → min_tokens mask → logit bias → penalties → custom processors that may change
-the argmax → temperature → those that do not → top_n_sigma → min_p → top_k → top_p → draw. Greedy rows take the argmax
-before the temperature. A draw inverts the cumulative distribution, in the order of the vocabulary, at one uniform
-number that depends on (seed, position) alone; every operation is row by row. So a row's token depends on its own logits
-and parameters, not on other rows. The inversion looks for the block of ids first and then inside it: sums of whole
-blocks are vectorised, a running sum over the vocabulary is not.
+The order is: float32 → allowed ids → bad words → min_tokens mask → logit bias → penalties → custom processors that may
+change the argmax → temperature → other processors → top_n_sigma → min_p → top_k → top_p → draw. Greedy rows take the
+argmax before the temperature. A draw inverts the cumulative distribution, in the order of the vocabulary, at one
+uniform number that depends only on (seed, position). Every operation works row by row, so a row's token depends on its
+own logits and parameters, not on other rows. The inversion first finds a block of ids, and then the id in it: summing
+whole blocks is vectorized, a running sum over the vocabulary is not.
 
-A row without a number to choose gives ``NO_TOKEN`` (its logits hold NaN) or ``NOTHING_LEFT`` (all are minus infinity)
-and leaves the others alone.
+A row without a valid choice gives ``NO_TOKEN`` (its logits contain NaN) or ``NOTHING_LEFT`` (all are minus infinity),
+and does not affect other rows.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from rustvllm.sample.random import counter_uniform
 from rustvllm.sample.token_rules import add_bias, ban_tokens
 
 NO_TOKEN = -1
-"""In the place of an id: the row's logits are not numbers."""
+"""Replaces an id: the row's logits are not numbers."""
 NOTHING_LEFT = -8
-"""In the place of an id: all logits of the row are minus infinity, so what its request asked for excludes every id."""
+"""Replaces an id: all logits of the row are minus infinity, because the request's parameters exclude every id."""
 PROCESSOR_FAILED = -3
-"""In the place of an id: a logits processor of the row's request failed."""
+"""Replaces an id: a logits processor of the row's request failed."""
 PROCESSOR_REFUSED = -4
-"""In the place of an id: a logits processor does not take the arguments of the row's request."""
+"""Replaces an id: a logits processor refused the arguments of the row's request."""
 
 TOP_P_CANDIDATES = 1024
-"""top_p first looks at this many of the largest logits and sorts the vocabulary only if they are not enough."""
+"""top_p first considers this many of the largest logits, and sorts the vocabulary only if they are not enough."""
 
 
 BLOCK_SIZE = 64
-"""Ids whose probabilities are summed as one block before the search enters the block."""
+"""Probabilities of this many ids are summed as one block before the search enters a block."""
 
 
 class Sampler:
     """Stateless; see the module.
 
     Args:
-        cpu_draw: Masks, penalizes and draws on the CPU; None: torch does.
+        cpu_draw: Masks, penalizes and draws on the CPU; None: torch does this.
     """
 
     def __init__(self, cpu_draw: CpuDraw | None = None) -> None:
         self._cpu_draw = cpu_draw
 
     def mask(self, logits: Tensor, bitmask: Tensor, rows: Tensor) -> None:
-        """Make what some rows may not take impossible, in place; see ``apply_bitmask``."""
+        """Make ids that some rows may not take impossible, in place; see ``apply_bitmask``."""
         if self._cpu_draw is not None and logits.dtype == torch.float32 and logits.is_contiguous():
             self._cpu_draw.mask(logits, bitmask, rows)
         else:
@@ -66,15 +66,15 @@ class Sampler:
             apply_penalties(logits, penalties)
 
     def sample(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
-        """Draw one id per row.
+        """Sample one id per row.
 
         Args:
             logits: float ``[n, vocab_size]``; may be overwritten.
-            metadata: how.
+            metadata: The parameters of the rows.
 
         Returns:
-            int64 ``[n]``, each in ``[0, vocab_size)``, or ``NO_TOKEN``, ``NOTHING_LEFT``, or
-                what a logits processor's failure is.
+            int64 ``[n]``, each in ``[0, vocab_size)``, or ``NO_TOKEN``, ``NOTHING_LEFT``, ``PROCESSOR_FAILED`` or
+                ``PROCESSOR_REFUSED``.
         """
         if metadata.all_greedy and metadata.is_plain and runs_fused(logits) and logits.is_contiguous():
             return argmax(logits)
@@ -98,12 +98,12 @@ class Sampler:
         return token_ids
 
     def _choose(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
-        """An id for each row, once everything that concerns greedy rows too is done."""
+        """An id for each row, after all changes that also concern greedy rows."""
         rows = metadata.random_rows
         if rows is None:
             return argmax(logits)
         token_ids = None if rows.shape[0] == logits.shape[0] else argmax(logits)
-        shows_draw = metadata.processed is not None  # which the core does not
+        shows_draw = metadata.processed is not None  # which the core cannot do
         if self._cpu_draw is not None and not shows_draw and logits.is_contiguous():
             drawn = _draw_by_core(logits, rows, metadata, self._cpu_draw)
         else:
@@ -118,11 +118,11 @@ def argmax(logits: Tensor) -> Tensor:
     """The id of the largest logit of each row, the first of equals.
 
     Args:
-        logits: float32 ``[n, vocab_size]``; where kernels run, of any kind of floats.
+        logits: float32 ``[n, vocab_size]``; any floating-point dtype where Triton kernels run.
 
     Returns:
-        int64 ``[n]``; ``NO_TOKEN`` where the largest is NaN, which counts as larger than anything, and ``NOTHING_LEFT``
-        where it is minus infinity.
+        int64 ``[n]``; ``NO_TOKEN`` if a logit is NaN, which counts as the largest, and ``NOTHING_LEFT`` if the largest
+        is minus infinity.
     """
     if runs_fused(logits) and logits.is_contiguous():
         from rustvllm.kernels import draw
@@ -142,7 +142,7 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 def _draw_by_core(logits: Tensor, rows: Tensor, metadata: SamplingMetadata, cpu_draw: CpuDraw) -> Tensor:
-    """An id for each random row; overwrites these."""
+    """An id for each random row; overwrites these rows."""
     assert metadata.temperature is not None
     temperature = metadata.temperature
     if metadata.processors is not None and metadata.processors.after:
@@ -154,13 +154,13 @@ def _draw_by_core(logits: Tensor, rows: Tensor, metadata: SamplingMetadata, cpu_
 
 
 def _tempered(logits: Tensor, chosen: Tensor, metadata: SamplingMetadata) -> Tensor:
-    """The random rows of the logits after the temperature and the processors that follow it."""
+    """The random rows of the logits after the temperature and the processors that come after it."""
     assert metadata.random_rows is not None
     assert metadata.temperature is not None
     chosen.div_(metadata.temperature[:, None])
     if metadata.processors is None or not metadata.processors.after:
         return chosen
-    if chosen is not logits:  # processors see all rows
+    if chosen is not logits:  # because processors see all rows
         logits[metadata.random_rows] = chosen
     return metadata.processors.apply_after(logits)[metadata.random_rows]
 
@@ -190,14 +190,14 @@ def _draw(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
 
 
 def _invert(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The first id of each row at which the running sum of its probabilities exceeds a share of them.
+    """The first id of each row at which the running sum of probabilities exceeds a share of their total.
 
     Args:
         probabilities: float32 ``[m, vocab_size]``.
         uniforms: float64 ``[m]`` in ``[0, 1)``, the shares.
 
     Returns:
-        int64 ``[m]`` ids, and bool ``[m]``: whether there is one.
+        int64 ``[m]`` ids, and bool ``[m]``, whether there is an id.
     """
     vocab_size = probabilities.shape[-1]
     whole = vocab_size - vocab_size % BLOCK_SIZE
@@ -218,16 +218,16 @@ def _invert(probabilities: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         inside.masked_fill_(ids >= vocab_size, 0.0)
     before = running.gather(1, block) - sums.gather(1, block)
     offset = (before + inside.cumsum(dim=-1) <= target).sum(dim=-1)
-    # Block and ids are summed apart: what rounding leaves beyond the last id that has a probability belongs to that.
+    # Blocks and ids are summed separately; if rounding passes the last id with a probability, that id is taken.
     last = torch.where(inside > 0, offsets, 0).amax(dim=-1)
     return block[:, 0] * BLOCK_SIZE + torch.minimum(offset, last), is_drawn
 
 
 def apply_top_n_sigma(logits: Tensor, top_n_sigma: Tensor) -> None:
-    """Drop, in place, what is more than ``top_n_sigma`` standard deviations below the largest logit.
+    """Drop, in place, logits that are more than ``top_n_sigma`` standard deviations below the largest one.
 
-    The deviation is that of all logits of the row that are not minus infinity, as in llama.cpp. What is kept does not
-    depend on the temperature, which multiplies both (Tang et al., "Top-nσ: Not All Logits Are You Need", 2024).
+    The deviation is that of all logits of the row that are not minus infinity, as in llama.cpp. The result does not
+    depend on the temperature, which scales both (Tang et al., "Top-nσ: Not All Logits Are You Need", 2024).
 
     Args:
         logits: float32 ``[m, vocab_size]``.
@@ -249,13 +249,13 @@ def apply_top_n_sigma(logits: Tensor, top_n_sigma: Tensor) -> None:
 
 
 def _row_sums(values: Tensor) -> Tensor:
-    """Sums of rows, ``[m, n]`` to ``[m]``, by blocks of one size: one row alone is not shared out among threads."""
+    """Sums of rows, ``[m, n]`` to ``[m]``, in blocks of a fixed size, so that threads do not divide a single row."""
     padded = torch.nn.functional.pad(values, (0, -values.shape[-1] % BLOCK_SIZE))
     return padded.view(len(values), padded.shape[-1] // BLOCK_SIZE, BLOCK_SIZE).sum(dim=-1).sum(dim=-1)
 
 
 def apply_min_p(logits: Tensor, min_p: Tensor) -> None:
-    """Drop, in place, what is less than ``min_p`` times as likely as the likeliest.
+    """Drop, in place, ids that are less than ``min_p`` times as likely as the likeliest.
 
     Args:
         logits: float32 ``[m, vocab_size]``.
@@ -268,12 +268,12 @@ def apply_min_p(logits: Tensor, min_p: Tensor) -> None:
 def apply_top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> None:
     """Keep, in place, the ``top_k`` largest logits, and of these the fewest whose probabilities reach ``top_p``.
 
-    What equals the smallest kept logit is kept too, so that the order of equals never matters.
+    Logits that equal the smallest kept one are kept, too, so the order of equal logits never matters.
 
     Args:
         logits: float32 ``[m, vocab_size]``.
-        top_k: int64 ``[m]``, 0 or less = off.
-        top_p: float32 ``[m]``, 1 or more = off.
+        top_k: int64 ``[m]``; 0 or less disables it.
+        top_p: float32 ``[m]``; 1 or more disables it.
     """
     if runs_fused(logits) and logits.is_contiguous():
         from rustvllm.kernels import truncation
@@ -297,14 +297,14 @@ def apply_top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None
 
 
 def _truncate(logits: Tensor, rows: Tensor, k: Tensor, p: Tensor, num_candidates: int) -> Tensor:
-    """Truncate those rows whose cut lies among their ``num_candidates`` largest logits; which ones did (bool)."""
+    """Truncate rows whose cut is among their ``num_candidates`` largest logits; returns which rows were (bool)."""
     chosen = logits[rows]
     if num_candidates == logits.shape[-1]:
         largest = chosen.sort(dim=-1, descending=True).values
     else:
         largest = chosen.topk(num_candidates, dim=-1).values
     in_k = torch.arange(num_candidates, device=logits.device)[None, :] < k[:, None]
-    # What top_p counts against: the k largest, or everything when top_k is off (the candidates may be fewer).
+    # top_p is a share of this total: the k largest, or everything if top_k is off (the candidates may be fewer).
     kept_by_k = largest.masked_fill(~in_k, -torch.inf)
     all_kept = torch.where(k < logits.shape[-1], kept_by_k.double().logsumexp(-1), chosen.double().logsumexp(-1))
     probabilities = (kept_by_k.double() - all_kept[:, None]).exp()

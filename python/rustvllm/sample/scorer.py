@@ -1,7 +1,6 @@
-"""How likely tokens are that were sampled or that a prompt has: log-probabilities, ranks, and the likeliest tokens.
+"""Scores of tokens that were sampled or are in a prompt: log-probabilities or logits, ranks, and the likeliest tokens.
 
-Cost: on the CPU the core reads the rows that ask twice; elsewhere one log-softmax and one top-k. Nothing for a batch
-without such rows.
+On the CPU, the core reads the wanted rows twice; elsewhere, they cost a log-softmax and a top-k.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from rustvllm.sample.logprobs import GatheredLogprobs, LogprobsMetadata
 from rustvllm.sample.metadata import SamplingMetadata
 
 TokenScores = tuple[Tensor, Tensor, Tensor]
-"""Of ``m`` tokens, each in a row of its own: ids int32 ``[m, 1 + k]``, the token and then the ``k`` likeliest of its
-row; their log-probabilities or logits, float32 ``[m, 1 + k]``; ranks of the tokens int32 ``[m]``, from 1."""
+"""For ``m`` rows with one token each: ids int32 ``[m, 1 + k]``, the token and then the ``k`` likeliest ids of its row;
+their log-probabilities or logits, float32 ``[m, 1 + k]``; the tokens' ranks, int32 ``[m]``, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptLogits:
-    """Logits that stay as they are until the tokens are known.
+    """Logits that do not change until the tokens are known.
 
     Attributes:
-        metadata: Which rows ask.
+        metadata: Which rows need scores.
         values: float ``[n, vocab_size]``: logits, or log-probabilities.
-        rows: int64 ``[m]``, those of them that ask; None: all, in order.
-        to_normalize: Log-probabilities are asked for, and ``values`` are logits.
+        rows: int64 ``[m]``, the rows of ``values`` that need scores; None if all do.
+        to_normalize: Whether log-probabilities are wanted while ``values`` has logits.
     """
 
     metadata: LogprobsMetadata
@@ -41,8 +40,8 @@ class Scorer:
     """Scores tokens; stateless.
 
     Args:
-        mode: What is given as log-probabilities of sampled tokens, one of ``config.LOGPROBS_MODES``.
-        cpu_draw: Scores on the CPU; None: torch does.
+        mode: What the scores of sampled tokens are, one of ``config.LOGPROBS_MODES``.
+        cpu_draw: Scores on the CPU; None if torch does.
     """
 
     def __init__(self, mode: str = "raw_logprobs", cpu_draw: CpuDraw | None = None) -> None:
@@ -51,15 +50,15 @@ class Scorer:
         self._cpu_draw = cpu_draw
 
     def keep_raw(self, logits: Tensor, metadata: SamplingMetadata, *, will_mask: bool) -> KeptLogits | None:
-        """Keep the rows that ask, which the sampler may change.
+        """Keep the rows that need scores, before the sampler may change them.
 
         Args:
             logits: float ``[n, vocab_size]``.
-            metadata: How they are going to be sampled.
-            will_mask: They are going to be masked first.
+            metadata: How the rows will be sampled.
+            will_mask: Whether a grammar will mask them first.
 
         Returns:
-            None if the sampler is to leave processed logits, or if no row asks.
+            None if no row needs scores, or if the mode needs processed logits (``of_processed``).
         """
         wanted = metadata.logprobs
         if wanted is None or self.reads_processed:
@@ -74,17 +73,17 @@ class Scorer:
         return KeptLogits(wanted, values, None, self._normalizes)
 
     def of_processed(self, metadata: SamplingMetadata) -> KeptLogits | None:
-        """What the sampler left of the rows that ask; None if it was not asked to."""
+        """The logits that the sampler drew from, for the rows that need scores; None if it did not keep them."""
         if metadata.logprobs is None or metadata.processed is None or metadata.processed.values is None:
             return None
         return KeptLogits(metadata.logprobs, metadata.processed.values, None, self._normalizes)
 
     def score_sampled(self, kept: KeptLogits, token_ids: Tensor) -> GatheredLogprobs:
-        """Say of the tokens that were sampled what their requests ask; the host waits for nothing.
+        """Score the sampled tokens of the rows that need it; the host does not wait.
 
         Args:
-            kept: The rows that ask.
-            token_ids: int64 ``[n]``, sampled, of all rows.
+            kept: The rows.
+            token_ids: int64 ``[n]``, the sampled ids of all rows.
         """
         wanted = kept.metadata
         count = min(int(wanted.num_logprobs.max()), kept.values.shape[-1])
@@ -92,12 +91,12 @@ class Scorer:
         return GatheredLogprobs(wanted, self._score(kept.values, kept.rows, own, count, to_normalize=kept.to_normalize))
 
     def score(self, logits: Tensor, token_ids: Tensor, count: int) -> TokenScores:
-        """Log-probabilities of one token of each row, whatever the mode; the host waits for nothing.
+        """Log-probabilities of one token of each row, in any mode; the host does not wait.
 
         Args:
             logits: float ``[m, vocab_size]``.
             token_ids: int64 ``[m]``.
-            count: How many of the likeliest tokens are wanted too, at most ``vocab_size``.
+            count: How many of the likeliest tokens to add, at most ``vocab_size``.
         """
         return self._score(logits, None, token_ids, count, to_normalize=True)
 
@@ -118,15 +117,15 @@ class Scorer:
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest numbers of each row and their places, largest first, and of equal ones the first place first.
+    """The largest numbers of each row and their indices, largest first; of equal ones the first index comes first.
 
-    ``topk`` alone takes and orders equal ones by how many are asked for, which other rows may decide.
+    With ``topk`` alone, the choice and order of equal ones depends on ``count``, which other rows may determine.
 
     Args:
         values: float32 ``[m, n]``.
         count: How many, at most ``n``.
     """
-    if values.device.type != "cpu":  # where a look at what was found would wait for the device
+    if values.device.type != "cpu":  # where the check of the result below would wait for the device
         return _largest_of_pairs(values, count)
     found, ids = values.topk(min(count + 1, values.shape[-1]), dim=-1)
     is_cut = torch.zeros(len(values), dtype=torch.bool)
@@ -135,15 +134,15 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     ids, order = ids[:, :count].sort(dim=-1)
     found, order = found[:, :count].gather(-1, order).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, order)
-    if is_cut.any():  # there are more that equal the last one
+    if is_cut.any():  # more numbers equal the last one
         found[is_cut], ids[is_cut] = _largest_of_pairs(values[is_cut], count)
     return found, ids
 
 
 def _largest_of_pairs(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """As ``largest``, from numbers that a value and its place are together."""
-    bits = (values + 0.0).view(torch.int32)  # of both zeros those of one
-    ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(torch.int64)  # as the numbers are
+    """See ``largest``; combines each value and its index into one number to compare."""
+    bits = (values + 0.0).view(torch.int32)  # −0 becomes +0
+    ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(torch.int64)  # integers in the order of the floats
     places = torch.arange(values.shape[-1], device=values.device)
     ids = ordered.mul_(2**32).sub_(places).topk(count, dim=-1).indices
     return values.gather(-1, ids), ids
