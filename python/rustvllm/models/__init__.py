@@ -1,1 +1,1 @@
-"""The models that are served, each a readable file: written for flattened tokens and a paged KV cache."""
+"""The supported models, each in its own readable file, written for flattened tokens and a paged KV cache."""

@@ -1,4 +1,4 @@
-"""Gemma 2: norms around attention and MLP, soft caps on scores and logits, a window in every other layer."""
+"""Gemma 2: norms around attention and MLP, soft caps on scores and logits, a window in every second layer."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class Gemma2ForCausalLM(GemmaLM):
     def make_rotary(
         self, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int
     ) -> Mapping[str, RotaryEmbedding]:
-        """See ``GemmaLM.make_rotary``: one for all layers."""
+        """See ``GemmaLM.make_rotary``: all layers share one."""
         return dict.fromkeys(self.layer_types, RotaryEmbedding.from_config(hf_config, head_dim, max_model_len))

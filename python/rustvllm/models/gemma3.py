@@ -1,7 +1,7 @@
 """Gemma 3, the text model: Gemma 2's layers with norms on queries and keys, and two rotary bases.
 
-Five layers in six slide, by a short window, and turn by a small base; the sixth sees everything and turns by a large
-one. Checkpoints with a vision tower are served for text: the tower is not loaded.
+Five layers in six have a short sliding window and a small rotary base; the sixth sees all keys and has a large base.
+Checkpoints with a vision tower are supported for text: the tower is not loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
 from rustvllm.models.hf_config import FULL_ATTENTION, SLIDING_ATTENTION, HFConfig
 
 _BASES = {FULL_ATTENTION: ("rope_theta", 1_000_000.0), SLIDING_ATTENTION: ("rope_local_base_freq", 10_000.0)}
-"""Per type of layer: where older configurations have its rotary base, and what it is where none says."""
+"""For each type of layer: the key of its rotary base in older configurations, and the default value."""
 
 
 class Gemma3ForCausalLM(GemmaLM):
@@ -52,14 +52,14 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
     prefixes = ("language_model.model.", "model.language_model.", "language_model.", "model.")
 
     def is_ignored(self, name: str) -> bool:
-        """What looks at pictures."""
+        """Whether the tensor belongs to the vision part."""
         return name.startswith(("vision_tower.", "multi_modal_projector."))
 
 
 def _rope_of(hf_config: Mapping[str, Any], layer_type: str) -> dict[str, Any]:
-    """The configuration as the rotary positions of one type of layer read it.
+    """The configuration for the rotary positions of one type of layer.
 
-    Older configurations have a base per type and a ``rope_scaling`` that is meant for full attention alone.
+    Older configurations have a base for each type, and a ``rope_scaling`` for full attention only.
     """
     config = dict(hf_config)
     name, default = _BASES[layer_type]

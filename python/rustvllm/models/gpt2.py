@@ -35,7 +35,7 @@ class GPT2Attention(nn.Module):
         self.c_proj = RowLinear(hidden_size, hidden_size, bias=True)
 
     def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
-        """The heads, side by side; ``c_proj`` is left to the block."""
+        """The heads side by side; the block applies ``c_proj``."""
         qkv = self.c_attn(hidden).view(-1, 3, self.num_heads, self.head_dim)
         query, key, value = qkv.unbind(1)  # each [T, H, D]
         return attention.forward(query, key, value, kv_cache, self.scale).flatten(1)
@@ -50,7 +50,7 @@ class GPT2MLP(nn.Module):
         self.c_proj = RowLinear(inner_size, hidden_size, bias=True)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The features; ``c_proj`` is left to the block."""
+        """The features; the block applies ``c_proj``."""
         inner: Tensor = self.c_fc(hidden, activation=self.act)
         return inner
 
@@ -67,13 +67,13 @@ class GPT2Block(nn.Module):
     def forward(
         self, normed: Tensor, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan, next_norm: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
-        """The block, from ``ln_1`` of the stream and the stream to the same of what follows it."""
+        """Run the block on the stream and its ``ln_1``; returns ``next_norm`` of the new stream, and the stream."""
         attn, mlp = self.attn, self.mlp
         normed, hidden = linear_add_norm(attn.c_proj, attn(normed, kv_cache, attention), hidden, self.ln_2)
         return linear_add_norm(mlp.c_proj, mlp(normed), hidden, next_norm)
 
     def outline(self) -> PreNormBlock:
-        """What ``forward`` does, as parts."""
+        """The parts of ``forward``."""
         attn, mlp = self.attn, self.mlp
         return PreNormBlock(self.ln_1, attn.c_attn, attn.scale, attn.c_proj, self.ln_2, mlp.c_fc, mlp.act, mlp.c_proj)
 
@@ -134,7 +134,7 @@ class GPT2LMHeadModel(CausalLM):
         return PreNormDecoder(tuple(block.outline() for block in self.h if isinstance(block, GPT2Block)), self.ln_f)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """See ``CausalLM.checkpoint_tensors``: the block's maps are stored as ``[in, out]`` (Conv1D)."""
+        """See ``CausalLM.checkpoint_tensors``: the weights of blocks are stored as ``[in, out]`` (Conv1D)."""
         tensors: dict[str, Tensor] = {}
         for layer, block in self.h.named_children():
             for name, parameter in block.named_parameters():
@@ -146,5 +146,5 @@ class GPT2LMHeadModel(CausalLM):
         return tensors
 
     def is_ignored(self, name: str) -> bool:
-        """The causal mask that older checkpoints carry along."""
+        """Whether this is a causal mask, which older checkpoints contain."""
         return _CAUSAL_MASK.fullmatch(name) is not None

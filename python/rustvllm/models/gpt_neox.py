@@ -1,4 +1,4 @@
-"""GPT-NeoX, and so Pythia: attention and MLP side by side, partly turned heads, one projection fused head by head."""
+"""GPT-NeoX, including Pythia: parallel attention and MLP, partly rotated heads, a projection fused head by head."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GPTNeoXAttention(nn.Module):
         self.dense = RowLinear(hidden_size, hidden_size, bias=bias)
 
     def forward(self, hidden: Tensor, angles: RotaryAngles, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
-        """The heads, side by side; ``dense`` is left to the layer."""
+        """The heads side by side; the layer applies ``dense``."""
         qkv = self.query_key_value(hidden).view(-1, 3 * self.num_heads, self.head_dim)
         plan, table = rotary_plan(attention), angles.table
         if plan is not None and table is not None:
@@ -42,7 +42,7 @@ class GPTNeoXAttention(nn.Module):
             )
             return out.flatten(1)
         qkv = qkv.unflatten(1, (self.num_heads, 3))
-        qkv = qkv.transpose(1, 2).flatten(1, 2)  # [T, 3 H, D], a copy: backends want a token's heads side by side
+        qkv = qkv.transpose(1, 2).flatten(1, 2)  # [T, 3 H, D], a copy: backends need a token's heads side by side
         turned = apply_rotary(qkv[:, : 2 * self.num_heads], *angles.cos_sin)
         query, key, value = turned[:, : self.num_heads], turned[:, self.num_heads :], qkv[:, 2 * self.num_heads :]
         return attention.forward(query, key, value, kv_cache, self.scale).flatten(1)
@@ -57,13 +57,13 @@ class GPTNeoXMLP(nn.Module):
         self.dense_4h_to_h = RowLinear(inner_size, hidden_size, bias=True)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The features; ``dense_4h_to_h`` is left to the layer."""
+        """The features; the layer applies ``dense_4h_to_h``."""
         inner: Tensor = self.dense_h_to_4h(hidden, activation=self.act)
         return inner
 
 
 class GPTNeoXLayer(nn.Module):
-    """Attention and MLP on norms of the same stream, or (``use_parallel_residual`` off) one after the other."""
+    """Attention and MLP on norms of the same stream, or one after the other with ``use_parallel_residual`` off."""
 
     def __init__(self, config: HFConfig, hidden_size: int, num_heads: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class GPTNeoXLayer(nn.Module):
         attention: AttentionPlan,
         next_norm: nn.Module | None,
     ) -> tuple[Tensor, Tensor]:
-        """The layer, from ``input_layernorm`` of the stream and the stream to the same of what follows it."""
+        """Run the layer on the stream and its ``input_layernorm``; returns ``next_norm`` of the new stream, and it."""
         attn, mlp = self.attention, self.mlp
         heads = attn(normed, angles, kv_cache, attention)
         if self.parallel:
@@ -94,7 +94,7 @@ class GPTNeoXLayer(nn.Module):
         return linear_add_norm(mlp.dense_4h_to_h, mlp(normed), attended, next_norm)
 
     def outline(self) -> PreNormBlock:
-        """What ``forward`` does, as parts."""
+        """The parts of ``forward``."""
         attn, mlp = self.attention, self.mlp
         return PreNormBlock(
             self.input_layernorm, attn.query_key_value, attn.scale, attn.dense,
@@ -131,7 +131,7 @@ class GPTNeoXForCausalLM(CausalLM):
         self.rotary = RotaryEmbedding.from_config(_rope_of(hf_config), head_dim, max_model_len, partial=True)
         self.lm_head = self.make_head(hidden_size, tied=tied)
 
-    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 -- layers look at positions
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 -- layers use positions
         """See ``CausalLM.embed``."""
         hidden: Tensor = self.embed_tokens(input_ids)
         return hidden
@@ -156,18 +156,18 @@ class GPTNeoXForCausalLM(CausalLM):
         return PreNormDecoder(tuple(blocks), self.final_layer_norm, (self.rotary,))
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """See ``CausalLM.checkpoint_tensors``: the embedding has a name of its own."""
+        """See ``CausalLM.checkpoint_tensors``: the embedding has another name."""
         tensors = super().checkpoint_tensors()
         own_name = "embed_tokens.weight"
         return {self.embed_tokens_name if name == own_name else name: tensor for name, tensor in tensors.items()}
 
     def is_ignored(self, name: str) -> bool:
-        """The causal mask and the rotary frequencies that older checkpoints carry along."""
+        """Whether this is a causal mask or rotary frequencies, which older checkpoints contain."""
         return _DERIVED.fullmatch(name) is not None
 
 
 def _rope_of(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the names that other architectures have for ``rotary_pct`` and ``rotary_emb_base``."""
+    """The configuration with ``rotary_pct`` and ``rotary_emb_base`` under the names of other architectures."""
     config = dict(hf_config)
     config["partial_rotary_factor"] = hf_config.get("rotary_pct", 0.25)
     config["rope_theta"] = hf_config.get("rotary_emb_base", 10000.0)

@@ -1,4 +1,4 @@
-"""Reads ``config.json`` key by key, with a clear error for what is missing, of the wrong kind or out of range."""
+"""Reads ``config.json`` key by key, with a clear error for keys that are missing, of the wrong kind or out of range."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rustvllm.exceptions import ModelLoadError
 
 MAX_DIMENSION = 1 << 24
-"""No size in a configuration is larger; a file that says otherwise is broken, and must not take the memory."""
+"""The largest size that a configuration may have; a larger one means a broken file, and must not use up the memory."""
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
@@ -31,7 +31,7 @@ class HFConfig:
         """The first of ``names`` that is set, else ``default``.
 
         Raises:
-            ModelLoadError: None is set and there is no default, or the value is not an integer in ``[1, 2²⁴]``.
+            ModelLoadError: None is set and there is no default, or the value is not an integer from 1 to 2²⁴.
         """
         name, value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DIMENSION:
@@ -50,13 +50,13 @@ class HFConfig:
         return 0 if self._values.get(name) == 0 else self.positive_int(name, default=default)
 
     def optional_positive_int(self, name: str, default: int | None = None) -> int | None:
-        """A positive integer; None when it is null, ``default`` when it is not there."""
+        """A positive integer; None if it is null, ``default`` if it is missing."""
         if name not in self._values:
             return default
         return None if self._values[name] is None else self.positive_int(name)
 
     def optional_positive_float(self, name: str, default: float | None = None) -> float | None:
-        """A positive number; None when it is null, ``default`` when it is not there."""
+        """A positive number; None if it is null, ``default`` if it is missing."""
         if name not in self._values:
             return default
         return None if self._values[name] is None else self.positive_float(name, 1.0)
@@ -76,14 +76,14 @@ class HFConfig:
         return value
 
     def multi_head(self, size_names: Sequence[str], heads_names: Sequence[str]) -> tuple[int, int]:
-        """The width of the stream and the number of heads that share it evenly.
+        """The width of the stream and the number of heads, which divides it.
 
         Args:
-            size_names: Keys of the width, the first that is set counts.
-            heads_names: Keys of the number of heads, likewise.
+            size_names: Keys of the width; the first that is set counts.
+            heads_names: Keys of the number of heads; the first that is set counts.
 
         Raises:
-            ModelLoadError: One is missing or out of range, or the heads do not share the width evenly.
+            ModelLoadError: A value is missing or out of range, or the number of heads does not divide the width.
         """
         hidden_size, num_heads = self.positive_int(*size_names), self.positive_int(*heads_names)
         if hidden_size % num_heads:
@@ -93,14 +93,14 @@ class HFConfig:
         return hidden_size, num_heads
 
     def layer_types(self, num_layers: int, default: Callable[[int], str]) -> list[str]:
-        """Which kind of attention each layer has: ``layer_types``, else what the architecture's own rule says.
+        """The kind of attention of each layer: from ``layer_types``, else by the architecture's rule.
 
         Args:
-            num_layers: How many there must be.
-            default: From a layer's index to its type, where the configuration does not list them.
+            num_layers: The number of layers.
+            default: Returns a layer's type by its index, if the configuration does not list types.
 
         Raises:
-            ModelLoadError: Another number of them, or a type that is not supported.
+            ModelLoadError: The list is too short, or has an unsupported type.
         """
         types = self._values.get("layer_types")
         if types is None:
@@ -118,14 +118,14 @@ class HFConfig:
         return types[:num_layers]
 
     def windows(self, layer_types: Sequence[str], default: int | None = None) -> list[int | None]:
-        """Each layer's ``sliding_window``, None for a layer that sees everything.
+        """Each layer's ``sliding_window``; None for a layer that sees all keys.
 
         Args:
-            layer_types: Of all layers.
-            default: The window where the configuration has no such key.
+            layer_types: The types of all layers.
+            default: The window if the configuration lacks the key.
 
         Raises:
-            ModelLoadError: A layer slides, but there is no window.
+            ModelLoadError: A layer needs a window, but there is none.
         """
         window = self.optional_positive_int("sliding_window", default)
         if window is None and SLIDING_ATTENTION in layer_types:
@@ -137,10 +137,10 @@ class HFConfig:
         return [window if layer_type == SLIDING_ATTENTION else None for layer_type in layer_types]
 
     def refuse_unless(self, name: str, supported: object) -> None:
-        """Refuse a setting that changes the computation in a way that is not built.
+        """Refuse a setting that would change the computation in an unsupported way.
 
         Raises:
-            ModelLoadError: ``name`` is set to something else than ``supported``.
+            ModelLoadError: ``name`` is set to something other than ``supported``.
         """
         value = self._values.get(name)
         if value is not None and value != supported:

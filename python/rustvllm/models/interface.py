@@ -1,4 +1,4 @@
-"""What the runner and the loader expect of a model."""
+"""The interface of models that the runner and the loader use."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class CausalLM(nn.Module, ABC):
 
     Attributes:
         group: The ranks that share its layers.
-        stage: Which of its layers this rank has, with the embedding in the first stage and the head in the last.
+        stage: Which layers this rank has; the first stage has the embedding, the last the head.
         hidden_size: Width of the stream between layers.
-        kv_cache_spec: What this rank keeps per token.
+        kv_cache_spec: The shape of this rank's KV cache.
         vocab_size: Width of the logits.
-        max_positions: Longest sequence that the position encoding supports, in tokens; None if unlimited.
-        prefixes: What checkpoints may put before the names of ``checkpoint_tensors``.
-        embed_tokens: The embedding, which is also the head when they are tied.
-        lm_head: The head of its own, or None when tied, and in all stages but the last.
-        is_tied: Whether the embedding is the head, too, if there is no other.
-        head_kernel: What computes a head that is the embedding; None: torch.
-        decoder_kernel: What runs all blocks in one call; None: the modules do, one after the other.
-        head_name: What checkpoints call the head's weight, after the prefix.
-        has_parameters_alone: All its tensors that depend on a device are parameters, so that one that was built without
-            memory can be given some.
-        logit_cap: Logits become ``cap · tanh(logits / cap)``; None: they stay as the head gives them.
+        max_positions: The longest sequence that the position encoding supports, in tokens; None if unlimited.
+        prefixes: Prefixes that checkpoints may put before the names of ``checkpoint_tensors``.
+        embed_tokens: The embedding, which is also the head if they are tied.
+        lm_head: The separate head; None if it is tied, and in all stages but the last.
+        is_tied: Whether the embedding is also the head, unless there is a separate one.
+        head_kernel: Computes a head that is the embedding; None: torch does.
+        decoder_kernel: Runs all blocks in one call; None: the modules run one after the other.
+        head_name: The checkpoint's name of the head's weight, after the prefix.
+        has_parameters_alone: Whether all its tensors that depend on a device are parameters, so that a model built
+            without memory can be given memory later.
+        logit_cap: Replaces logits by ``cap · tanh(logits / cap)``; None disables this.
     """
 
     hidden_size: int
@@ -66,7 +66,7 @@ class CausalLM(nn.Module, ABC):
         """Allocate the parameters in torch's default dtype and device.
 
         Raises:
-            ModelLoadError: The configuration lacks a key, or asks for what is not supported.
+            ModelLoadError: The configuration lacks a key, or has an unsupported setting.
         """
         super().__init__()
         self.group = building_group()
@@ -74,13 +74,13 @@ class CausalLM(nn.Module, ABC):
         self._stream_dtype = torch.get_default_dtype()
 
     def make_embedding(self, width: int, *, tied: bool) -> Embedding:
-        """The embedding, in the stages that need it: the first, and the last where it is the head, too."""
+        """The embedding, in stages that need it: the first, and the last if it is also the head."""
         is_needed = self.stage.is_first or (tied and self.stage.is_last)
-        # A stage without one never looks at it, and a type for it would be one in every model.
+        # A stage without an embedding never uses it; an optional type would burden every model.
         return VocabEmbedding(self.vocab_size, width) if is_needed else cast("Embedding", NoEmbedding())
 
     def make_head(self, width: int, *, tied: bool) -> VocabHead | None:
-        """The head, in the last stage; None where the embedding is it."""
+        """The separate head, in the last stage; None if the embedding is the head."""
         self.is_tied = tied
         return VocabHead(width, self.vocab_size) if self.stage.is_last and not tied else None
 
@@ -91,13 +91,13 @@ class CausalLM(nn.Module, ABC):
 
         Args:
             input_ids: int ``[num_tokens]``.
-            positions: int ``[num_tokens]``, of each token in its own sequence.
-            kv_caches: Per layer, ``[2, num_blocks, block_size, num_kv_heads, head_dim]``; written and read.
+            positions: int ``[num_tokens]``, the position of each token in its own sequence.
+            kv_caches: One per layer, ``[2, num_blocks, block_size, num_kv_heads, head_dim]``; written and read.
             attention: The step's plan.
 
         Returns:
-            ``[num_tokens, hidden_size]``, normalised: ready for ``compute_logits``. In all stages but the last what the
-            next one takes, which has been sent to it.
+            ``[num_tokens, hidden_size]``, normalized for ``compute_logits``. In all stages but the last, the input of
+            the next stage, which has been sent to it.
         """
         if self.stage.is_first:
             hidden = self.embed(input_ids, positions)
@@ -108,83 +108,83 @@ class CausalLM(nn.Module, ABC):
         return hidden
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """What the first layer takes, ``[num_tokens, hidden_size]``, in the first stage."""
+        """The input of the first layer, ``[num_tokens, hidden_size]``; only called in the first stage."""
         raise NotImplementedError(f"{type(self).__name__} has a forward of its own")
 
     def run_layers(
         self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
     ) -> Tensor:
-        """This stage's layers, and what follows the last one where that is among them; see ``forward``.
+        """Run this stage's layers and, in the last stage, the final norm; see ``forward``.
 
         Args:
-            hidden: ``[num_tokens, hidden_size]``; it may be overwritten.
-            positions: As for ``forward``.
-            kv_caches: Of these layers.
-            attention: As for ``forward``.
+            hidden: ``[num_tokens, hidden_size]``; may be overwritten.
+            positions: See ``forward``.
+            kv_caches: The caches of these layers.
+            attention: See ``forward``.
         """
         raise NotImplementedError(f"{type(self).__name__} has a forward of its own")
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Where each tensor of a checkpoint goes.
 
-        As it stands, the parameters under their modules' names; a module that stores otherwise has a
-        ``checkpoint_tensors`` of its own.
+        By default these are the parameters under their modules' names; a module that is stored differently has its own
+        ``checkpoint_tensors``.
 
         Returns:
-            Name in a checkpoint, without prefix, → a view of a parameter with the shape that the checkpoint stores.
-            The head is not among them: see ``lm_head``.
+            Name in a checkpoint, without prefix, → a view of a parameter with the shape that the checkpoint stores. The
+            head is not included: see ``lm_head``.
         """
         return {name: tensor for name, tensor in _stored(self).items() if not name.startswith("lm_head.")}
 
     @property
     def tied_embedding(self) -> Tensor | None:
-        """The embedding's weight, if that is the head, too."""
+        """The embedding's weight, if it is also the head."""
         return self.embed_tokens.weight if self.lm_head is None and self.is_tied and self.stage.is_last else None
 
     def tied_tensors(self) -> dict[str, str]:
-        """Names (without prefix) that a checkpoint may also have, or have instead, for a tensor of another name."""
+        """Names (without prefix) that a checkpoint may have in addition to, or instead of, another name of a tensor."""
         is_there = self.stage.is_first or self.stage.is_last
         is_tied = self.lm_head is None and self.is_tied and is_there
         return {"lm_head.weight": self.embed_tokens_name} if is_tied else {}
 
     def untie(self, name: str) -> Tensor:
-        """Give a tied tensor memory of its own, because a checkpoint has values of its own for it."""
+        """Give a tied tensor its own memory, because a checkpoint has separate values for it."""
         assert name == "lm_head.weight", f"{name} is not tied"
         return self.untie_head().weight
 
     def checkpoint_name(self, name: str) -> str:
-        """The name, as ``checkpoint_tensors`` has it but with a prefix, of what a checkpoint calls ``name``."""
+        """The name in ``checkpoint_tensors``, with a prefix, for a tensor that a checkpoint calls ``name``."""
         return name
 
     def decoder_outline(self) -> PreNormDecoder | None:
-        """The blocks as parts, if ``forward`` lets ``decoder_kernel`` run them; None: they have another plan."""
+        """The blocks as data, if ``forward`` can use ``decoder_kernel``; None if their structure is different."""
         return None
 
     def check_filled(self) -> None:
         """Check the model once it is filled, before it serves a request.
 
         Raises:
-            ModelLoadError: It does not compute what it should.
+            ModelLoadError: It does not compute correctly.
         """
 
     def is_ignored(self, name: str) -> bool:
-        """Whether a checkpoint's tensor of this name (without prefix) holds nothing the model needs."""
+        """Whether the model does not need a checkpoint's tensor of this name (without prefix)."""
         del name
         return False
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Logits of some rows: ``[num_rows, hidden_size]`` → ``[num_rows, vocab_size]``.
 
-        Every rank calls it; the numbers are those of the first, the others' are undefined.
+        Every rank must call it; the result is valid on the first rank and undefined on the others.
 
         Args:
-            hidden: As the last layer leaves it.
-            out: Where they may be put; who gives it looks at what is returned.
+            hidden: The result of ``forward``.
+            out: Memory that may be used for the result; the caller uses the returned tensor.
         """
         return whole_logits(self.group, self.own_logits(hidden, out), self.vocab_size)
 
     def own_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Those of this rank's part of the vocabulary."""
+        """The logits of this rank's part of the vocabulary."""
         return cap_logits(self._project(hidden, out), self.logit_cap)
 
     def forward_logits(
@@ -197,15 +197,15 @@ class CausalLM(nn.Module, ABC):
         *,
         chooses: bool,
     ) -> DecoderLogits | None:
-        """Run the decoder up to the logits in one call; None, and nothing is computed, where ``decoder_kernel`` cannot.
+        """Compute the logits of a step in one call; None, without computing, if ``decoder_kernel`` cannot do that.
 
         Args:
-            input_ids: As for ``forward``, and so are the next three.
-            positions: Likewise.
-            kv_caches: Likewise.
-            attention: Likewise.
+            input_ids: See ``forward``.
+            positions: See ``forward``.
+            kv_caches: See ``forward``.
+            attention: See ``forward``.
             places: int32 ``[num_rows]``, the tokens whose logits are wanted, each once; None: all, in order.
-            chooses: Whether the largest logits are asked for.
+            chooses: Whether the ids of the largest logits are wanted.
         """
         kernel, num_tokens = self.decoder_kernel, input_ids.shape[0]
         if kernel is None or not (self.stage.is_first and self.stage.is_last):
@@ -214,7 +214,7 @@ class CausalLM(nn.Module, ABC):
         if not kernel.takes(num_tokens, attention) or not kernel.takes_head(num_rows):
             return None
         hidden = self.embed(input_ids, positions)
-        # What is equal when it is capped may differ before: who wants the first of the largest looks for it after that.
+        # Logits that differ may become equal when capped, so the first of the largest must be found after that.
         chooses = chooses and self.logit_cap is None
         result = kernel.forward_logits(hidden, positions, kv_caches, attention, places, chooses=chooses)
         cap_logits(result.logits, self.logit_cap)
@@ -231,14 +231,14 @@ class CausalLM(nn.Module, ABC):
         return plain_linear(hidden, self.embed_tokens.weight)
 
     def _plain_head(self) -> Tensor | None:
-        """The head's weight, if its product with that is all there is to it."""
+        """The head's weight, if the head is only a product with it."""
         if self.lm_head is None:
             return self.embed_tokens.weight if self.head_kernel is None else None
         is_plain = self.lm_head.kernel is None and self.lm_head.adapters is None and self.lm_head.bias is None
         return self.lm_head.weight if is_plain else None
 
     def untie_head(self) -> Linear:
-        """Give the model a head of its own, because a checkpoint has one that differs from the embedding."""
+        """Give the model a separate head, because a checkpoint has a head that differs from the embedding."""
         weight = self.embed_tokens.weight
         with shared_by(self.group):
             head = VocabHead(weight.shape[1], self.vocab_size).to(device=weight.device, dtype=weight.dtype)
@@ -261,11 +261,11 @@ def _stored(module: nn.Module) -> dict[str, Tensor]:
 
 
 def linear_parts(linear: Linear, parts: Mapping[str, int]) -> dict[str, Tensor]:
-    """The rows of a fused map under the names of the maps that a checkpoint stores instead.
+    """The rows of a fused layer, under the names of the layers that a checkpoint stores instead.
 
     Args:
-        linear: The fused map.
-        parts: Name of each part, in order, → its rows.
+        linear: The fused layer.
+        parts: Name of each part, in order, → its number of rows.
     """
     tensors: dict[str, Tensor] = {}
     for kind, fused in (("weight", linear.weight), ("bias", linear.bias)):

@@ -14,7 +14,7 @@ class LlamaForCausalLM(RotaryLM):
     """``LlamaForCausalLM`` of a checkpoint."""
 
     def layer_maker(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Callable[[int], PreNormLayer]:  # noqa: ARG002 -- layers are alike
-        """Biases where the configuration asks for them."""
+        """Layers with biases if the configuration has them."""
         eps = config.positive_float("rms_norm_eps", 1e-6)
         attention_bias = config.boolean("attention_bias", default=False)
         mlp_bias = config.boolean("mlp_bias", default=False)

@@ -1,4 +1,4 @@
-"""Mistral: Llama's plan without biases, with a sliding window where the configuration has one."""
+"""Mistral: Llama's structure without biases, with a sliding window if the configuration has one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class MistralForCausalLM(RotaryLM):
     """``MistralForCausalLM`` of a checkpoint."""
 
     def layer_maker(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Callable[[int], PreNormLayer]:
-        """Every layer slides when there is a window, unless ``layer_types`` says which do."""
+        """If there is a window, every layer has it, unless ``layer_types`` says otherwise."""
         eps = config.positive_float("rms_norm_eps", 1e-6)
         inner_size, act = config.positive_int("intermediate_size"), config.string("hidden_act", "silu")
         has_window = config.optional_positive_int("sliding_window") is not None

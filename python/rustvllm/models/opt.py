@@ -1,4 +1,4 @@
-"""OPT: learned positions, which start at the third row of their table, and norms before or after attention and MLP."""
+"""OPT: learned positions, whose table begins with two unused rows, and norms before or after attention and MLP."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rustvllm.models.hf_config import HFConfig
 from rustvllm.models.interface import CausalLM, linear_parts
 
 POSITION_OFFSET = 2
-"""Rows of the position table before that of position 0."""
+"""Number of rows in the position table before that of position 0."""
 NORM_EPS = 1e-5
-"""Not a setting of this architecture."""
+"""Fixed for this architecture."""
 
 
 class OPTAttention(nn.Module):
@@ -35,7 +35,7 @@ class OPTAttention(nn.Module):
         self.out_proj = RowLinear(hidden_size, hidden_size, bias=bias)
 
     def forward(self, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
-        """The heads, side by side; ``out_proj`` is left to the layer."""
+        """The heads side by side; the layer applies ``out_proj``."""
         qkv = self.qkv_proj(hidden).view(-1, 3, self.num_heads, self.head_dim)
         query, key, value = qkv.unbind(1)  # each [T, H, D]
         return attention.forward(query, key, value, kv_cache, self.scale).flatten(1)
@@ -48,7 +48,7 @@ class OPTAttention(nn.Module):
 
 
 class OPTLayer(nn.Module):
-    """Attention and MLP, each added to the stream; the norm comes before each, or after each sum."""
+    """Attention and MLP, each added to the stream; norms come before each, or after each sum."""
 
     def __init__(self, config: HFConfig, hidden_size: int, num_heads: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class OPTLayer(nn.Module):
     def forward(
         self, normed: Tensor, hidden: Tensor, kv_cache: Tensor, attention: AttentionPlan, next_norm: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
-        """The layer, from what attention reads and the stream to the same of what follows it."""
+        """Run the layer on attention's input and the stream; returns the same for the next layer."""
         attn = self.self_attn
         heads = attn(normed, kv_cache, attention)
         if self.norm_first:
@@ -77,11 +77,11 @@ class OPTLayer(nn.Module):
 
     @property
     def first_norm(self) -> nn.Module | None:
-        """Of the stream, before attention reads it; None: it reads the stream."""
+        """The norm of the stream before attention; None if attention reads the stream itself."""
         return self.self_attn_layer_norm if self.norm_first else None
 
     def outline(self) -> PreNormBlock:
-        """What ``forward`` does where the norms come first, as parts."""
+        """The parts of ``forward`` if the norms come first."""
         attn = self.self_attn
         return PreNormBlock(
             self.self_attn_layer_norm, attn.qkv_proj, attn.scale, attn.out_proj,
@@ -140,7 +140,7 @@ class OPTForCausalLM(CausalLM):
         kv_caches: Sequence[Tensor],
         attention: AttentionPlan,
     ) -> Tensor:
-        """See ``CausalLM.run_layers``; where words are narrower than the stream, so is what is returned."""
+        """See ``CausalLM.run_layers``; if embeddings are narrower than the stream, so is the result."""
         if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden.shape[0], attention):
             hidden = self.decoder_kernel.forward(hidden, positions, kv_caches, attention)
         else:

@@ -1,4 +1,4 @@
-"""Phi-3: Llama's plan, stored with fused projections; LongRoPE in long models, partly turned heads in the newest."""
+"""Phi-3: Llama's structure, stored with fused projections; LongRoPE in long models, partly rotated heads in new."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rustvllm.models.decoder.rotary_lm import PreNormLayer, RotaryLM
 from rustvllm.models.hf_config import HFConfig
 
 _TRAINED_LENGTH = 4096
-"""``original_max_position_embeddings`` where a configuration does not say it."""
+"""``original_max_position_embeddings`` if a configuration lacks it."""
 
 
 class Phi3ForCausalLM(RotaryLM):
@@ -24,7 +24,7 @@ class Phi3ForCausalLM(RotaryLM):
         super().__init__(_with_longrope(hf_config), max_model_len)
 
     def layer_maker(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Callable[[int], PreNormLayer]:  # noqa: ARG002 -- layers are alike
-        """Every layer slides when there is a window."""
+        """If there is a window, every layer has it."""
         eps = config.positive_float("rms_norm_eps", 1e-5)
         inner_size, act = config.positive_int("intermediate_size"), config.string("hidden_act", "silu")
         window = config.optional_positive_int("sliding_window")
@@ -36,7 +36,7 @@ class Phi3ForCausalLM(RotaryLM):
 
 
 def _with_longrope(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with LongRoPE under its later name: the first checkpoints call it ``su`` or ``yarn``."""
+    """The configuration with LongRoPE's later name, because the first checkpoints call it ``su`` or ``yarn``."""
     config = dict(hf_config)
     config.setdefault("original_max_position_embeddings", _TRAINED_LENGTH)
     for key in ("rope_parameters", "rope_scaling"):

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama's plan with biases on query, key and value, and an optional window in the later layers."""
+"""Qwen2 and Qwen2.5: Llama's structure with biases on query, key and value, and optional windows in later layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Qwen2ForCausalLM(RotaryLM):
     """``Qwen2ForCausalLM`` of a checkpoint."""
 
     def layer_maker(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Callable[[int], PreNormLayer]:
-        """The output projection has no bias."""
+        """Layers without a bias in the output projection."""
         eps = config.positive_float("rms_norm_eps", 1e-6)
         inner_size, act = config.positive_int("intermediate_size"), config.string("hidden_act", "silu")
         windows = qwen_windows(config, num_layers)
@@ -27,9 +27,9 @@ class Qwen2ForCausalLM(RotaryLM):
 
 
 def qwen_windows(config: HFConfig, num_layers: int) -> Sequence[int | None]:
-    """Each layer's window: none unless ``use_sliding_window``, then from layer ``max_window_layers`` on.
+    """Each layer's window: only with ``use_sliding_window``, and then from layer ``max_window_layers`` on.
 
-    ``layer_types`` says it layer by layer in newer configurations.
+    Newer configurations have a ``layer_types`` list instead.
     """
     slides = config.boolean("use_sliding_window", default=False)
     first = config.index("max_window_layers", default=28)

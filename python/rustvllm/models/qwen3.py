@@ -1,4 +1,4 @@
-"""Qwen3: Llama's plan with a norm on every head of queries and keys, whose size is independent of the stream's."""
+"""Qwen3: Llama's structure with norms on query and key heads, whose size is independent of the stream's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Qwen3ForCausalLM(RotaryLM):
     default_head_dim = HEAD_DIMS["Qwen3ForCausalLM"]
 
     def layer_maker(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Callable[[int], PreNormLayer]:
-        """Windows follow Qwen2's rule."""
+        """Layers with windows by Qwen2's rule."""
         eps = config.positive_float("rms_norm_eps", 1e-6)
         bias = config.boolean("attention_bias", default=False)
         inner_size, act = config.positive_int("intermediate_size"), config.string("hidden_act", "silu")

@@ -1,4 +1,4 @@
-"""Which class serves which architecture name: the rows of ``config/architectures``, whose modules are imported late."""
+"""Finds the class for an architecture name, in the rows of ``config/architectures``; imports its module when needed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def get_model_class(architecture: str) -> type[CausalLM]:
-    """The class for an architecture; its module is imported, and no other model's.
+    """The class for an architecture; imports only that model's module.
 
     Raises:
-        ModelLoadError: It is not supported; the message lists what is.
+        ModelLoadError: The architecture is not supported; the message lists the supported ones.
     """
     row = ARCHITECTURES.get(architecture)
     if row is None:
@@ -33,17 +33,17 @@ def get_model_class(architecture: str) -> type[CausalLM]:
 
 
 def make_model(model_config: ModelConfig, group: RankGroup = ALONE, stage: Stage = WHOLE) -> Callable[[], CausalLM]:
-    """What builds the model of a configuration, in torch's default dtype and device.
+    """A function that builds a configuration's model, in torch's default dtype and device.
 
     Args:
-        model_config: Of the engine.
-        group: The ranks that are to share its layers.
-        stage: Which layers it is to have.
+        model_config: The model's configuration.
+        group: The ranks that share its layers.
+        stage: Which layers it has.
 
     Raises:
         ModelLoadError: The architecture is not supported, or cannot be shared.
     """
-    # How the weights are stored is the loader's matter: a model is the same whatever it was quantised by.
+    # The loader handles how weights are stored: a model is the same for every kind of quantization.
     stored = ("quantization_config", "compression_config")
     hf_config = {key: value for key, value in model_config.hf_config.items() if key not in stored}
     max_model_len = model_config.max_model_len
@@ -59,7 +59,7 @@ def make_model(model_config: ModelConfig, group: RankGroup = ALONE, stage: Stage
             f"transformers' own code runs {model_config.architecture}, and its layers cannot be split into stages: set "
             f"pipeline_parallel_size to 1 instead of {stage.count}"
         )
-    # Imported here: what it needs of transformers takes seconds.
+    # Imported here, because its import of transformers takes seconds.
     from rustvllm.models.fallback.model import TransformersForCausalLM
 
     return partial(

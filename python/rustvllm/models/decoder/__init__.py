@@ -1,1 +1,1 @@
-"""What decoders of several families share."""
+"""Building blocks that decoders of several model families share."""

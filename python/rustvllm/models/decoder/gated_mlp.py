@@ -10,14 +10,14 @@ from rustvllm.models.interface import linear_parts
 
 
 class GatedMLP(nn.Module):
-    """See the module. Gate and up are one projection.
+    """Computes ``down(act(gate(x)) · up(x))``; gate and up are one projection.
 
     Args:
         hidden_size: Width of the residual stream.
         inner_size: Width of gate and of up.
-        activation: Name of the gate's function.
-        bias: Whether the maps have biases.
-        stored_fused: Whether checkpoints store the one projection (``gate_up_proj``) or its two parts.
+        activation: Name of the gate's activation.
+        bias: Whether the projections have biases.
+        stored_fused: Whether checkpoints store the fused projection (``gate_up_proj``) or its two parts.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class GatedMLP(nn.Module):
         self.down_proj = RowLinear(inner_size, hidden_size, bias=bias)
 
     def forward(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The map; ``residual`` is added, and may be overwritten."""
+        """Apply the MLP; ``residual`` is added, and may be overwritten."""
         out: Tensor = self.down_proj(apply_gated(self.act, self.gate_up_proj(hidden)), residual=residual, in_place=True)
         return out
 

@@ -1,6 +1,6 @@
-"""What Gemma 2 and 3 share: norms around attention and MLP, a scaled embedding, and soft caps on logits.
+"""Parts that Gemma 2 and 3 share: norms around attention and MLP, a scaled embedding, and soft caps on logits.
 
-An architecture's own file says how its layers attend and how its heads turn.
+Each architecture's file defines its layers' attention and rotary positions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rustvllm.models.interface import CausalLM
 
 
 class GemmaLayer(nn.Module):
-    """Attention and MLP, each normed before and after, and added to the stream."""
+    """Attention and MLP, each with a norm before and after, and added to the stream."""
 
     def __init__(self, eps: float, self_attn: RotaryAttention, mlp: GatedMLP) -> None:
         super().__init__()
@@ -47,13 +47,13 @@ class GemmaLayer(nn.Module):
         attention: AttentionPlan,
         next_norm: nn.Module | None,
     ) -> tuple[Tensor, Tensor]:
-        """The layer, from ``input_layernorm`` of the stream and the stream to the same of what follows it."""
+        """Run the layer on the stream and its ``input_layernorm``; returns ``next_norm`` of the new stream, and it."""
         attended = self.self_attn(normed, angles, kv_cache, attention)
         normed, hidden = add_norm(self.pre_feedforward_layernorm, attended, hidden, self.post_attention_layernorm)
         return add_norm(next_norm, self.mlp(normed), hidden, self.post_feedforward_layernorm)
 
     def outline(self, rotary: int) -> PreNormBlock:
-        """What ``forward`` does, as parts; ``rotary`` is the number of its angles."""
+        """The parts of ``forward``; ``rotary`` is the index of its rotation."""
         attn, mlp = self.self_attn, self.mlp
         norms = attn.q_norm, attn.k_norm
         return PreNormBlock(
@@ -69,10 +69,10 @@ class GemmaLM(CausalLM):
     """See the module.
 
     Attributes:
-        default_head_dim: Where a configuration has no ``head_dim``.
-        default_logit_cap: Where a configuration has no ``final_logit_softcapping``; None: no cap.
+        default_head_dim: Used if a configuration has no ``head_dim``.
+        default_logit_cap: Used if a configuration has no ``final_logit_softcapping``; None: no cap.
         layer_types: The kind of attention of each layer.
-        rotary: What turns the heads of each kind of layer.
+        rotary: The rotary embedding of each kind of layer.
     """
 
     prefixes: tuple[str, ...] = ("model.",)
@@ -118,20 +118,20 @@ class GemmaLM(CausalLM):
         """The kind of attention of each layer.
 
         Raises:
-            ModelLoadError: The configuration asks for what is not supported.
+            ModelLoadError: The configuration has an unsupported setting.
         """
 
     @abstractmethod
     def make_attention(self, config: HFConfig, sizes: HeadSizes, window: int | None, eps: float) -> RotaryAttention:
-        """The attention of a layer that sees ``window`` keys; None: all."""
+        """The attention of a layer that sees ``window`` keys; None: all keys."""
 
     @abstractmethod
     def make_rotary(
         self, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int
     ) -> Mapping[str, RotaryEmbedding]:
-        """What turns the heads of each kind of layer; kinds may share one."""
+        """The rotary embedding of each kind of layer; kinds may share one."""
 
-    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 -- layers look at positions
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 -- layers use positions
         """See ``CausalLM.embed``."""
         hidden: Tensor = self.embed_tokens(input_ids) * self.embed_scale
         return hidden
@@ -165,7 +165,7 @@ def gemma_attention(
     soft_cap: float | None = None,
     head_norm_eps: float | None = None,
 ) -> RotaryAttention:
-    """Attention whose scale follows ``query_pre_attn_scalar``; heads are normed if there is an epsilon for it."""
+    """Attention with the scale from ``query_pre_attn_scalar``; heads are normed if ``head_norm_eps`` is given."""
     bias = config.boolean("attention_bias", default=False)
     return RotaryAttention(
         sizes,
@@ -179,11 +179,11 @@ def gemma_attention(
 
 
 def gemma_mlp(config: HFConfig, sizes: HeadSizes) -> GatedMLP:
-    """The gated MLP, with a GELU that the configuration calls ``hidden_activation``."""
+    """The gated MLP, with the activation from ``hidden_activation``."""
     inner_size = config.positive_int("intermediate_size")
     return GatedMLP(sizes.hidden_size, inner_size, config.string("hidden_activation", "gelu_pytorch_tanh"))
 
 
 def embedding_scale(hidden_size: int) -> float:
-    """The root of the width, rounded to the dtype that the model is built in, as it was in training."""
+    """The square root of the width, rounded to the dtype in which the model is built, as in training."""
     return float(torch.tensor(hidden_size**0.5, dtype=torch.get_default_dtype(), device="cpu"))

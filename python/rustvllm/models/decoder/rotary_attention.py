@@ -1,4 +1,4 @@
-"""Grouped-query attention with rotary positions, as most architectures since Llama have it."""
+"""Grouped-query attention with rotary positions, as in most architectures since Llama."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class HeadSizes:
 
     Attributes:
         hidden_size: Width of the residual stream.
-        num_heads: Query heads.
-        num_kv_heads: Heads of keys and of values; it divides ``num_heads``.
+        num_heads: Number of query heads.
+        num_kv_heads: Number of key heads, and of value heads; it divides ``num_heads``.
         head_dim: Features per head, an even number.
     """
 
@@ -35,14 +35,14 @@ class HeadSizes:
 
     @classmethod
     def from_config(cls, config: HFConfig, *, head_dim: int | None = None) -> HeadSizes:
-        """Under the names that these architectures share.
+        """Read the sizes under the keys that these architectures share.
 
         Args:
-            config: The model's.
-            head_dim: Where the configuration has none; None: ``hidden_size / num_attention_heads``.
+            config: The model's configuration.
+            head_dim: Used if the configuration has none; None: ``hidden_size / num_attention_heads``.
 
         Raises:
-            ModelLoadError: A size is missing, or they do not fit each other.
+            ModelLoadError: A size is missing, or sizes do not match.
         """
         hidden_size = config.positive_int("hidden_size")
         num_heads = config.positive_int("num_attention_heads")
@@ -58,7 +58,7 @@ class HeadSizes:
         return cls(hidden_size, num_heads, num_kv_heads, head_dim)
 
     def of_rank(self) -> HeadSizes:
-        """With the heads that a rank of the building group has.
+        """The sizes with the heads that a rank of the building group has.
 
         Raises:
             ModelLoadError: The ranks cannot share them evenly.
@@ -68,17 +68,17 @@ class HeadSizes:
 
 
 class RotaryAttention(nn.Module):
-    """See the module. Query, key and value are one projection.
+    """Attention with one projection for query, key and value; see the module.
 
     Args:
-        sizes: Of the heads of all ranks; the attribute has this rank's.
+        sizes: The sizes with the heads of all ranks; the attribute has this rank's heads.
         qkv_bias: Whether that projection has a bias.
-        out_bias: Whether the output projection has one.
+        out_bias: Whether the output projection has a bias.
         scale: Factor on the products of queries and keys; None: ``head_dim ** -0.5``.
-        sliding_window: Tokens that a query sees, itself included; None: all.
+        sliding_window: How many tokens a query sees, including itself; None: all.
         soft_cap: See ``AttentionPlan.forward``.
-        head_norm: Makes the norm of each query's and each key's head before they are turned; None: there is none.
-        stored_fused: Whether checkpoints store the one projection (``qkv_proj``) or its three parts.
+        head_norm: Makes the norm of each query and key head, applied before the rotation; None if there is none.
+        stored_fused: Whether checkpoints store the fused projection (``qkv_proj``) or its three parts.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class RotaryAttention(nn.Module):
         attention: AttentionPlan,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """The layer; ``residual`` is added, and may be overwritten."""
+        """Apply attention and the output projection; ``residual`` is added, and may be overwritten."""
         qkv = self.qkv_proj(hidden).unflatten(-1, (-1, self.sizes.head_dim))  # [T, H + KVH + KVH, D]
         plan, table = rotary_plan(attention), angles.table
         if plan is None or table is None:

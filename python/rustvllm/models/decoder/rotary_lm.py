@@ -1,6 +1,6 @@
-"""What Llama and those that follow its plan share: an embedding, pre-norm layers with rotary positions, a norm.
+"""Parts that Llama and models like it share: an embedding, pre-norm layers with rotary positions, a norm.
 
-An architecture's own file says what its layers are.
+Each architecture's file defines its layers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INV_FREQ = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 
 class PreNormLayer(nn.Module):
-    """Attention and MLP, each on the normed stream and added to it."""
+    """Attention and MLP: each reads the normed stream and adds its result to the stream."""
 
     def __init__(self, eps: float, self_attn: RotaryAttention, mlp: GatedMLP) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class PreNormLayer(nn.Module):
         return out
 
     def outline(self) -> PreNormBlock:
-        """What ``forward`` does, as parts."""
+        """The parts of ``forward``."""
         attn, mlp = self.self_attn, self.mlp
         norms = attn.q_norm, attn.k_norm
         return PreNormBlock(
@@ -58,8 +58,8 @@ class RotaryLM(CausalLM):
     """See the module.
 
     Attributes:
-        default_head_dim: Where a configuration has no ``head_dim``; None: ``hidden_size / num_attention_heads``.
-        partial_rotary: Whether a part of each head may be turned only.
+        default_head_dim: Used if a configuration has no ``head_dim``; None: ``hidden_size / num_attention_heads``.
+        partial_rotary: Whether a configuration may rotate only a part of each head.
     """
 
     prefixes = ("model.",)
@@ -89,13 +89,13 @@ class RotaryLM(CausalLM):
 
     @abstractmethod
     def layer_maker(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Callable[[int], PreNormLayer]:
-        """What makes the architecture's layer of a number.
+        """A function that makes the architecture's layer with a given number.
 
         Raises:
-            ModelLoadError: The configuration lacks a key, or asks for what is not supported.
+            ModelLoadError: The configuration lacks a key, or has an unsupported setting.
         """
 
-    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 -- layers look at positions
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 -- layers use positions
         """See ``CausalLM.embed``."""
         hidden: Tensor = self.embed_tokens(input_ids)
         return hidden
@@ -117,5 +117,5 @@ class RotaryLM(CausalLM):
         return PreNormDecoder(tuple(blocks), self.norm, (self.rotary,))
 
     def is_ignored(self, name: str) -> bool:
-        """The rotary frequencies that older checkpoints carry along: they follow from the configuration."""
+        """Whether these are rotary frequencies, which older checkpoints contain but the configuration determines."""
         return _INV_FREQ.fullmatch(name) is not None

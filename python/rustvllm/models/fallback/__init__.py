@@ -1,1 +1,1 @@
-"""Models run by transformers' own modelling code over the paged KV cache."""
+"""Models run by transformers' modelling code over the paged KV cache."""

@@ -1,5 +1,5 @@
-"""Which configuration and model class of transformers serve an architecture, or of the model's own folder when its
-code is trusted. Importing transformers' modelling code takes seconds, so it happens inside the functions here.
+"""Finds the configuration and model class of transformers for an architecture, or those of the model's folder if its
+code is trusted. Importing transformers' modelling code takes seconds, so the functions here import it themselves.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _AUTO_CONFIG, _AUTO_MODEL = "AutoConfig", "AutoModelForCausalLM"
 def find_model_code(
     hf_config: Mapping[str, Any], architecture: str, folder: Path | None, *, trust_remote_code: bool
 ) -> tuple[PretrainedConfig, type[PreTrainedModel]]:
-    """The configuration as transformers reads it, and the class that computes.
+    """The configuration as transformers reads it, and the model class.
 
-    transformers' own classes come first. Code of the model's folder (``auto_map``) runs only when transformers does
-    not know the architecture and the code is trusted.
+    transformers' own classes come first. Code of the model's folder (``auto_map``) runs only if transformers does not
+    know the architecture and the code is trusted.
 
     Args:
-        hf_config: ``config.json``, overrides included.
+        hf_config: ``config.json``, including overrides.
         architecture: Name of the model class.
-        folder: Of the model; None: there is no code in it.
+        folder: The model's folder; None if there is no folder with code.
         trust_remote_code: Whether code of the folder, or of the repository that it names, may run.
 
     Raises:
@@ -61,10 +61,10 @@ def find_model_code(
         raise ModelLoadError(f"transformers has no configuration class for {architecture!r}")
     values = {name: value for name, value in hf_config.items() if name not in ("dtype", "torch_dtype")}
     try:
-        if hasattr(config_class, "_decode_special_floats"):  # JSON has no infinity, so transformers writes it in words
+        if hasattr(config_class, "_decode_special_floats"):  # JSON has no infinity, so transformers writes it as a word
             values = config_class._decode_special_floats(values)  # noqa: SLF001
         return config_class.from_dict(values), model_class
-    except Exception as error:  # whatever a configuration class checks, it raises errors of its own
+    except Exception as error:  # configuration classes raise their own errors
         raise ModelLoadError(
             f"transformers' {config_class.__name__} rejects this config.json: {_one_line(error)}"
         ) from error
@@ -87,7 +87,7 @@ def _remote_classes(auto_map: Mapping[str, Any], architecture: str, folder: Path
             config_class: Any = get_class_from_dynamic_module(auto_map[_AUTO_CONFIG], str(folder))
         else:
             config_class = getattr(model_class, "config_class", None)
-    except Exception as error:  # foreign code may raise anything
+    except Exception as error:  # the model's code may raise anything
         raise ModelLoadError(
             f"the model's own code ({auto_map[_AUTO_MODEL]} in {folder}) cannot be loaded: {_one_line(error)}"
         ) from error

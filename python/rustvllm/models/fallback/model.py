@@ -1,8 +1,8 @@
-"""Architectures that have no file here, run by transformers' own modelling code over our paged KV cache.
+"""Architectures without a file here, run by transformers' modelling code over our paged KV cache.
 
-A step's tokens go through as one sequence, ``[1, num_tokens]``, each with its own position and without a cache of
-transformers'; where a layer would attend, it calls our plan with its own paged cache. What a model needs is found out
-beforehand, by a trace on the meta device (``trace``); one that mixes tokens in any other way is refused.
+A step's tokens run as one sequence, ``[1, num_tokens]``, each with its own position and without transformers' cache.
+Where a layer would compute attention, it calls our plan with the layer's paged cache. A trace on the meta device
+(``trace``) finds out beforehand what a model needs; a model that mixes tokens in any other way is refused.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 
 _DERIVED = re.compile(r"(.*\.)?rotary_emb\.inv_freq|(.*\.)?h\.\d+\.attn\.(bias|masked_bias)")
 _SELF_CHECK_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.5}
-"""How far, relative to its length, a hidden state may move with its token's neighbours. Rounding moves it by less,
-also where a router of experts decides otherwise for it; a layer that reads its neighbour moves it by more."""
+"""How far a hidden state may move, relative to its length, when its token gets other neighbours. Rounding moves it by
+less, even if it changes a router's choice of experts; a layer that reads a neighbour moves it by more."""
 
 
 class TransformersForCausalLM(CausalLM):
     """A causal language model of transformers, or of a model's own trusted code.
 
     Args:
-        hf_config: ``config.json``, overrides included.
-        max_model_len: Most tokens of a sequence.
-        architecture: Name of its class.
-        folder: Of the model, where its own code lies.
+        hf_config: ``config.json``, including overrides.
+        max_model_len: The most tokens of a sequence.
+        architecture: Name of the model class.
+        folder: The model's folder, which has its code.
         trust_remote_code: Whether that code may run.
     """
 
-    has_parameters_alone = False  # transformers' code makes tensors of its own
+    has_parameters_alone = False  # transformers' code makes other tensors, too
 
     def __init__(
         self,
@@ -102,14 +102,14 @@ class TransformersForCausalLM(CausalLM):
         names = _tensor_names(self.model)
         self._tied = {alias: names[0] for names in names.values() for alias in names[1:]}
         embedding = self.model.get_input_embeddings()
-        # Past nn.Module's bookkeeping: it is registered where transformers has it.
+        # Not through nn.Module's registration, because transformers has registered it elsewhere.
         self.__dict__["embed_tokens"] = embedding
         self.embed_tokens_name = self._without_prefix(names[id(embedding.weight)][0])
         self.lm_head = None
         self._expected = frozenset(self.checkpoint_tensors()) | self.tied_tensors().keys()
 
     def _build(self, device: torch.device) -> PreTrainedModel:
-        """The model of transformers with memory on a device and nothing in it, buffers excepted."""
+        """Build transformers' model on a device, with uninitialized parameters but filled buffers."""
         from transformers.initialization import no_init_weights
 
         hf_config, architecture, folder, trust = self._code
@@ -117,10 +117,10 @@ class TransformersForCausalLM(CausalLM):
         dtype = torch.get_default_dtype()
         try:
             with device, no_init_weights():
-                # What transformers' AutoModelForCausalLM.from_config calls.
+                # AutoModelForCausalLM.from_config of transformers calls this, too.
                 make: Any = model_class._from_config  # noqa: SLF001
                 model: PreTrainedModel = make(config, attn_implementation=ATTENTION_NAME, dtype=dtype)
-        except Exception as error:  # modelling code may raise anything for values that it does not expect
+        except Exception as error:  # modelling code may raise anything for unexpected values
             raise self._unreachable(
                 f"transformers cannot build it from this config.json: {_one_line(error)}"
             ) from error
@@ -132,10 +132,10 @@ class TransformersForCausalLM(CausalLM):
         return model
 
     def _refuse_other_state(self, outline: PreTrainedModel) -> None:
-        """Refuse what keeps anything of earlier tokens besides keys and values, as far as the modules show it."""
+        """Refuse models that visibly keep a state of earlier tokens other than keys and values."""
         if outline.config.is_encoder_decoder:
             raise self._unreachable("it is an encoder-decoder model, and rustvllm only serves decoders")
-        if outline._is_stateful:  # noqa: SLF001 -- transformers' only word for it
+        if outline._is_stateful:  # noqa: SLF001 -- there is no public name
             raise self._unreachable("it keeps a recurrent state, which the paged KV cache cannot hold")
         for name, module in outline.named_modules():
             if isinstance(module, nn.Conv1d | nn.RNNBase):
@@ -149,7 +149,7 @@ class TransformersForCausalLM(CausalLM):
             )
 
     def _trace(self, outline: PreTrainedModel) -> tuple[list[LayerShape], int, type]:
-        """Every attention layer in order, the width of the logits, and the class of what the decoder returns."""
+        """All attention layers in order, the width of the logits, and the class of the decoder's result."""
         seen: list[Any] = []
         hook = _decoder_of(outline).register_forward_hook(lambda _module, _inputs, output: seen.append(output))
         device = torch.device("meta")
@@ -163,7 +163,7 @@ class TransformersForCausalLM(CausalLM):
                 )
         except UnreachableAttentionError as error:
             raise self._unreachable(str(error)) from error
-        except Exception as error:  # the model's code meets what it was not made for
+        except Exception as error:  # the model's code may fail in ways of its own
             raise self._unreachable(f"a run without weights fails: {_one_line(error)}") from error
         finally:
             hook.remove()
@@ -204,7 +204,7 @@ class TransformersForCausalLM(CausalLM):
             self._step.plan, self._step.kv_caches = None, ()
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:  # noqa: ARG002 -- makes its own
-        """Logits of some rows, with whatever the architecture does between its decoder and its logits."""
+        """Logits of some rows, including everything the architecture does between its decoder and its logits."""
         output = self._output_type(last_hidden_state=hidden[None])
         with self._decoder.returning(output):
             ids = torch.zeros((1, hidden.shape[0]), dtype=torch.int64, device=hidden.device)
@@ -212,7 +212,7 @@ class TransformersForCausalLM(CausalLM):
         return logits
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """See ``CausalLM.checkpoint_tensors``: all that transformers would save, without what is tied."""
+        """See ``CausalLM.checkpoint_tensors``: everything that transformers would save, except tied tensors."""
         tensors: dict[str, Tensor] = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             if name not in self._tied:
@@ -240,12 +240,12 @@ class TransformersForCausalLM(CausalLM):
         return parameter
 
     def checkpoint_name(self, name: str) -> str:
-        """See ``CausalLM.checkpoint_name``: what transformers renames while loading."""
+        """See ``CausalLM.checkpoint_name``: applies the renamings that transformers applies while loading."""
         return self._conversions.rename(name)
 
     def is_ignored(self, name: str) -> bool:
-        """Frequencies and masks that follow from the configuration, and what transformers says may be left out."""
-        if name in self._expected:  # their patterns are for what is left over, and match more
+        """Whether the configuration determines this tensor (frequencies, masks), or transformers ignores it."""
+        if name in self._expected:  # transformers' patterns are for unexpected tensors, and match more
             return False
         patterns = self.model._keys_to_ignore_on_load_unexpected or ()  # noqa: SLF001 -- as documented for model authors
         return _DERIVED.fullmatch(name) is not None or any(re.search(pattern, name) for pattern in patterns)
@@ -255,13 +255,13 @@ class TransformersForCausalLM(CausalLM):
 
     @torch.inference_mode()
     def check_filled(self) -> None:
-        """See ``CausalLM.check_filled``: a token's result may depend on its own sequence alone.
+        """See ``CausalLM.check_filled``: a token's result must depend only on its own sequence.
 
-        Four tokens are computed together; then three of them with another request in the batch; then the fourth over
-        what these left in the cache.
+        The check computes four tokens together; then three of them with another request in the batch; then the fourth
+        with the cache of these three.
 
         Raises:
-            ModelLoadError: The results differ: tokens are mixed, or positions counted, in a way no trace shows.
+            ModelLoadError: The results differ: the model mixes tokens or counts positions in a way no trace shows.
         """
         weight = self.embed_tokens.weight
         device, dtype, block_size = weight.device, weight.dtype, 4
@@ -271,7 +271,7 @@ class TransformersForCausalLM(CausalLM):
         caches = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)]
 
         def run(rows: list[tuple[int, list[int], list[int]]]) -> Tensor:
-            """Each row is a block, its new positions and their tokens."""
+            """Run rows of a block, its new positions and their tokens."""
             lens = [len(positions) for _, positions, _ in rows]
             flat = [(block, p, t) for block, positions, tokens in rows for p, t in zip(positions, tokens, strict=True)]
             metadata = AttentionMetadata(
@@ -291,7 +291,7 @@ class TransformersForCausalLM(CausalLM):
         alone = run([(3, [3], tokens[3:])])
         expected, actual = together.float(), torch.cat((mixed[2:], alone)).float()
         moved = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-12)
-        if not bool((moved <= _SELF_CHECK_TOLERANCE[dtype]).all()):  # a NaN fails, too
+        if not bool((moved <= _SELF_CHECK_TOLERANCE[dtype]).all()):  # written so that a NaN fails, too
             raise self._unreachable(
                 f"a token's result depends on its neighbours or on its prompt's chunks (by {float(moved.max()):.3g} of "
                 "its length): something other than attention reads or counts other tokens"
@@ -299,7 +299,7 @@ class TransformersForCausalLM(CausalLM):
 
 
 class _Decoder:
-    """A model's decoder that can also return what was computed before, so that the head runs alone."""
+    """A model's decoder that can also return an earlier result, so that the head runs separately."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -322,11 +322,11 @@ class _Decoder:
 
 
 class _Conversions:
-    """How names and shapes of a checkpoint differ from the model's, as transformers declares it.
+    """How a checkpoint's names and shapes differ from the model's, as declared by transformers.
 
     Args:
         renamings: Applied in order to a stored name.
-        merges: For the end of a tensor's name, the names of the parts that are stored, ``*`` for the expert.
+        merges: For a part of a tensor's name, the names of the stored parts, with ``*`` for the expert.
     """
 
     def __init__(self, renamings: Sequence[Any], merges: Mapping[str, Sequence[str]]) -> None:
@@ -334,13 +334,13 @@ class _Conversions:
         self._merges = merges
 
     def rename(self, name: str) -> str:
-        """The model's name of a stored tensor."""
+        """The model's name for a stored tensor."""
         for renaming in self._renamings:
             name, _ = renaming.rename_source_key(name)
         return name
 
     def stored(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """The views of a tensor that a checkpoint stores one by one: a stack of experts comes apart."""
+        """The views of a tensor that a checkpoint stores separately, such as the experts of a stack."""
         for target, sources in self._merges.items():
             if target not in name:
                 continue
@@ -353,10 +353,10 @@ class _Conversions:
 
 
 def _conversions(model: PreTrainedModel) -> _Conversions:
-    """What transformers declares for a model's checkpoints.
+    """The conversions that transformers declares for a model's checkpoints.
 
     Raises:
-        ModelLoadError: It declares operations that are not built here.
+        ModelLoadError: It declares unsupported operations.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
@@ -381,7 +381,7 @@ def _conversions(model: PreTrainedModel) -> _Conversions:
 
 
 def _tensor_names(model: PreTrainedModel) -> dict[int, list[str]]:
-    """All names of each tensor that a checkpoint holds; the embedding's own name comes first."""
+    """All names of each tensor that a checkpoint contains; the embedding's own name comes first."""
     names: dict[int, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         names.setdefault(id(tensor), []).append(name)
@@ -389,7 +389,7 @@ def _tensor_names(model: PreTrainedModel) -> dict[int, list[str]]:
 
 
 def _use_our_linears(model: nn.Module) -> None:
-    """Put our own linear layer wherever torch's plain one is; names and tensors stay."""
+    """Replace torch's plain linear layers by our own; names and tensors stay."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is not nn.Linear:
@@ -402,10 +402,10 @@ def _use_our_linears(model: nn.Module) -> None:
 
 
 def _pin_rope(model: PreTrainedModel) -> int | None:
-    """Keep rotary frequencies from following the longest sequence of a batch.
+    """Make rotary frequencies independent of the longest sequence of a batch.
 
     Returns:
-        The longest sequence for which they are right all the same; None: any.
+        The longest sequence for which the frequencies are still right; None if there is no limit.
     """
     longest = None
     for module in model.modules():
@@ -430,7 +430,7 @@ def _pin_rope(model: PreTrainedModel) -> int | None:
 
 
 def _decoder_of(model: PreTrainedModel) -> nn.Module:
-    """What the head stands on."""
+    """The part of a model below its head."""
     find: Any = model.get_decoder
     decoder: nn.Module = find()
     return decoder

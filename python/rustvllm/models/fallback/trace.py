@@ -1,8 +1,8 @@
-"""What a transformers model does with attention, found by running it once on the meta device, where nothing computes.
+"""Finds out how a transformers model uses attention, by running it once on the meta device, which computes nothing.
 
-The model's attention modules ask transformers' attention interface for a function and its mask makers for a mask. Under
-the name ``rustvllm`` they get the functions of this file: during a trace these write down each layer's shapes and
-options and refuse what paged attention cannot do; afterwards they compute over the paged cache.
+The model's attention modules get a function from transformers' attention interface, and a mask from its mask makers.
+Under the name ``rustvllm`` they get the functions of this file. During a trace these record each layer's shapes and
+options, and refuse what paged attention cannot do; afterwards they compute over the paged cache.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ATTENTION_NAME = "rustvllm"
-"""Under which our attention is registered with transformers."""
+"""The name under which our attention is registered with transformers."""
 LAYER_ATTRIBUTE = "rustvllm_layer"
-"""Where an attention module keeps its :class:`PagedLayer`."""
+"""The attribute of an attention module that has its :class:`PagedLayer`."""
 NUM_TRACED_TOKENS = 3
 
-# What layers pass to attention that says nothing about the result, or what a plan and the mask know better.
+# Options that do not affect the result, or that the plan and the mask determine.
 _IGNORED_OPTIONS = frozenset(
     {"dropout", "position_ids", "cache_position", "use_cache", "is_causal", "layer_idx", "target_dtype", "softcap"}
     | {"sliding_window", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"}
@@ -42,16 +42,16 @@ _registering = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one attention layer asks for.
+    """The shapes and options of one attention layer.
 
     Attributes:
-        module_name: The module that asks, by its name in the model.
-        num_heads: Query heads.
-        num_kv_heads: Heads of keys and values.
+        module_name: The attention module's name in the model.
+        num_heads: Number of query heads.
+        num_kv_heads: Number of key heads, and of value heads.
         key_dim: Features of a query or key.
         value_dim: Features of a value.
-        sliding_window: Keys that a query sees, itself included; None: all.
-        soft_cap: Bound on the scores; None: there is none.
+        sliding_window: How many keys a query sees, including its own; None: all.
+        soft_cap: Limit of the scores; None if there is none.
     """
 
     module_name: str
@@ -64,7 +64,7 @@ class LayerShape:
 
 
 class PagedStep:
-    """The step that a model's layers attend in; set before a forward pass, and cleared after it."""
+    """The step whose attention a model's layers compute; set before a forward pass, and cleared after it."""
 
     def __init__(self) -> None:
         self.plan: AttentionPlan | None = None
@@ -75,10 +75,10 @@ class PagedLayer:
     """One attention layer over its own paged cache.
 
     Args:
-        step: Shared by all layers of the model.
-        index: Of the layer's cache.
-        shape: What the layer asks for.
-        head_dim: Features per head of the cache; a smaller key or value is filled up with zeros.
+        step: The step, shared by all layers of the model.
+        index: The index of the layer's cache.
+        shape: The layer's shapes and options.
+        head_dim: Features per head of the cache; shorter keys or values are padded with zeros.
     """
 
     def __init__(self, step: PagedStep, index: int, shape: LayerShape, head_dim: int) -> None:
@@ -89,7 +89,7 @@ class PagedLayer:
         self._value_padding = head_dim - shape.value_dim
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        """Attend.
+        """Compute attention.
 
         Args:
             query: ``[1, num_heads, num_tokens, key_dim]``.
@@ -108,7 +108,7 @@ class PagedLayer:
             raise RuntimeError("a layer of the paged backend was called outside a step")
         shape = self._shape
         q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)  # [T, heads, dim]
-        if self._key_padding:  # zeros add nothing to a product
+        if self._key_padding:  # zeros do not change a product
             q, k = nn.functional.pad(q, (0, self._key_padding)), nn.functional.pad(k, (0, self._key_padding))
         if self._value_padding:
             v = nn.functional.pad(v, (0, self._value_padding))
@@ -125,7 +125,7 @@ class PagedLayer:
 
 
 class AttentionTrace:
-    """Writes down what a model's attention layers ask for.
+    """Records how a model's attention layers use attention.
 
     Args:
         model: On the meta device.
@@ -134,16 +134,16 @@ class AttentionTrace:
     def __init__(self, model: PreTrainedModel) -> None:
         self.layers: list[LayerShape] = []
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._windows: dict[int, int | None] = {}  # where a mask's memory is -> the window it stands for
-        self._masks: list[Tensor] = []  # keeps that memory
+        self._windows: dict[int, int | None] = {}  # the address of a mask's memory -> the mask's window
+        self._masks: list[Tensor] = []  # keeps this memory alive
 
     def make_mask(
         self, mask_function: Callable[..., Any], q_length: int, kv_length: int, local_size: int | None = None
     ) -> Tensor:
-        """Stand in for a mask that a model asks transformers to make.
+        """Make a placeholder for a mask that a model requests from transformers.
 
         Raises:
-            UnreachableAttentionError: It is neither causal nor a causal sliding window.
+            UnreachableAttentionError: The mask is neither causal nor a causal sliding window.
         """
         if not _is_causal(mask_function, local_size):
             raise UnreachableAttentionError(
@@ -158,10 +158,10 @@ class AttentionTrace:
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
     ) -> Tensor:
-        """Write down one call of the attention interface.
+        """Record one call of the attention interface.
 
         Raises:
-            UnreachableAttentionError: It asks for what paged attention cannot do.
+            UnreachableAttentionError: The call needs something that paged attention cannot do.
         """
         name = self._names.get(id(module), type(module).__name__)
         if any(layer.module_name == name for layer in self.layers):
@@ -197,17 +197,17 @@ class AttentionTrace:
 
 
 class UnreachableAttentionError(ModelLoadError):
-    """A model's attention cannot be served over the paged cache; the message is a clause that says why."""
+    """The paged cache cannot serve a model's attention; the message is a clause that says why."""
 
 
 @contextmanager
 def trace_attention(model: PreTrainedModel) -> Iterator[AttentionTrace]:
-    """Write down what attention is asked for inside the block, in this thread."""
+    """Record the use of attention inside the block, in this thread."""
     from transformers import AttentionMaskInterface
 
     trace = AttentionTrace(model)
     with _registering:
-        # Registered during a trace alone: without a mask function of that name no mask is made, and none is needed.
+        # Registered only during a trace: otherwise there is no mask function of this name, so no mask is made.
         AttentionMaskInterface.register(ATTENTION_NAME, _make_mask)
         token = _trace.set(trace)
         try:
@@ -218,7 +218,7 @@ def trace_attention(model: PreTrainedModel) -> Iterator[AttentionTrace]:
 
 
 def register_attention() -> None:
-    """Make our attention known to transformers; a second call changes nothing."""
+    """Register our attention with transformers; a second call changes nothing."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, _attend)
@@ -254,12 +254,12 @@ def _make_mask(
 
 
 def _asks(option: str, value: Any) -> bool:
-    """Whether an option that a layer passes to attention says anything that a plan does not know."""
+    """Whether a layer passes an option to attention that the plan cannot handle."""
     return option not in _IGNORED_OPTIONS and value is not None and value is not False
 
 
 def _is_causal(mask_function: Callable[..., Any], window: int | None) -> bool:
-    """Whether a mask function lets a query see itself and what precedes it, within the window; by trying it out."""
+    """Whether a mask function lets a query see itself and earlier keys, within the window; found by sampling."""
     corners = [2**k for k in range(20)] + [k * (window or 1) for k in (1, 2, 3)]
     positions = {corner + i for corner, i in itertools.product(corners, (-2, -1, 0, 1, 2))}
     index = torch.tensor(sorted(position for position in positions if position >= 0), device="cpu")
@@ -267,7 +267,7 @@ def _is_causal(mask_function: Callable[..., Any], window: int | None) -> bool:
     zero = torch.zeros((), dtype=torch.int64, device="cpu")
     try:
         visible = torch.as_tensor(mask_function(zero, zero, query, key), device="cpu")
-    except Exception:  # noqa: BLE001 -- a function of the model's own may want anything
+    except Exception:  # noqa: BLE001 -- a model's own function may expect other arguments
         return False
     expected = key <= query
     if window is not None:
