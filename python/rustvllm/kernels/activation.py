@@ -1,4 +1,4 @@
-"""Gated activations: one half of each row, bent, times the other half."""
+"""Gated activations: the activation of one half of each row, times the other half."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def silu_and_mul(x: Tensor) -> Tensor:
     """``silu(gate) · up`` of rows ``[gate, up]``.
 
     Args:
-        x: ``[num_tokens, 2 · size]``; the features of a row lie side by side.
+        x: ``[num_tokens, 2 · size]``; the features of a row are contiguous.
 
     Returns:
-        ``[num_tokens, size]``; what was bent is rounded to the dtype of ``x`` and then multiplied in it.
+        ``[num_tokens, size]``; the activation is rounded to the dtype of ``x`` before the multiplication.
     """
     return _bend_and_mul(x, "silu")
 

@@ -1,13 +1,13 @@
-"""One token per row: of the largest logit, or drawn by inverting the cumulative distribution at a number of its own.
+"""Chooses one token per row: the largest logit, or a draw that inverts the cumulative distribution.
 
-That number depends on (seed, position) alone; it is that of ``rustvllm.sample.random.counter_uniform``, bit for bit,
-and the distribution is run through in the order of the vocabulary, as ``rustvllm.sample.sampler`` does it: so a request
-draws here what it would draw there, unless its number lies within rounding (about 1e-7 of the mass) of the border
+A draw's uniform number depends only on (seed, position). It is that of ``rustvllm.sample.random.counter_uniform``, bit
+for bit, and the distribution is traversed in the order of the vocabulary, as in ``rustvllm.sample.sampler``. So a
+request draws the same token here and there, unless its number is within rounding (about 1e-7 of the mass) of the border
 between two tokens.
 
-A row's vocabulary is cut into parts of one size, which are read side by side. The program that ends last, as a counter
-tells it, chooses among the parts, and reads once more the one that holds the token. So a row's token depends on that
-row alone.
+A row's vocabulary is divided into parts of equal size, which are read in parallel. The program that finishes last,
+according to a counter, chooses among the parts, and reads the part with the token again. So a row's token depends only
+on that row.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch import Tensor
 from rustvllm.kernels.tuning import LAUNCH_OPTIONS, power_of_two
 
 PART, BLOCK = 4096, 1024
-"""Ids of a part, and of those that are read at a time; the first is a multiple of the second."""
+"""Ids of a part, and ids that are read at a time; the first is a multiple of the second."""
 NO_TOKEN, NOTHING_LEFT = -1, -8
-"""As ``sample.sampler`` has them."""
+"""Defined in ``sample.sampler``."""
 _NO_TOKEN, _NOTHING_LEFT = tl.constexpr(NO_TOKEN), tl.constexpr(NOTHING_LEFT)
-_GREEDY_TEMPERATURE = tl.constexpr(1e-5)  # as ``sample.metadata`` has it
+_GREEDY_TEMPERATURE = tl.constexpr(1e-5)  # defined in ``sample.metadata``
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)
@@ -53,13 +53,13 @@ def counter_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Draw one id per row from the softmax of its logits.
 
-    A row without a finite distribution gives the id of its largest logit, the first of equals; ``NO_TOKEN`` where it
-    holds NaN, and ``NOTHING_LEFT`` where it holds nothing above −∞.
+    A row without a finite distribution gives the id of its largest logit, the first of equals; ``NO_TOKEN`` if it
+    contains NaN, and ``NOTHING_LEFT`` if it contains nothing above −∞.
 
     Args:
         logits: float32 ``[m, vocab_size]``, contiguous; −∞ is never drawn.
         seeds: int64 ``[m]``.
-        positions: int64 ``[m]``, of the token to be drawn in its own sequence.
+        positions: int64 ``[m]``, the position of the drawn token in its own sequence.
 
     Returns:
         int64 ``[m]``.
@@ -70,7 +70,7 @@ def draw(logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """The id of the largest logit of each row, the first of equals; or what ``draw`` gives where there is none.
+    """The id of the largest logit of each row, the first of equals; without one, the same codes as ``draw``.
 
     Args:
         logits: float ``[m, vocab_size]``, contiguous.
@@ -85,16 +85,16 @@ def argmax(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StaticDraws:
-    """What ``choose`` reads and writes besides logits, in memory that stays where it is.
+    """The inputs and outputs of ``choose`` other than logits, in memory with fixed addresses.
 
     Attributes:
-        temperatures: float32 ``[n]``; a row whose temperature is below 1e-5 takes its largest logit.
-        seeds: int32 ``[2, n]``, or rows of a wider array: the lower halves of int64 numbers, then the upper ones.
-        positions: int32 ``[n]``, of the token to be drawn in its own sequence.
-        rows: int32 ``[n]``, where each token stands in ``last_token_ids``.
+        temperatures: float32 ``[n]``; a row with a temperature below 1e-5 takes its largest logit.
+        seeds: int32 ``[2, n]``, or rows of a wider array: the lower and then the upper halves of int64 numbers.
+        positions: int32 ``[n]``, the position of each chosen token in its own sequence.
+        rows: int32 ``[n]``, the index of each token in ``last_token_ids``.
         which: int32 ``[1]`` or more: the row of ``sampled`` that is written.
         sampled: int32 ``[num_sets, n]`` or wider.
-        last_token_ids: int32, gets each token, 0 in the place of none; None: tokens are not kept there.
+        last_token_ids: int32, receives each token, or 0 if there is none; None disables this.
         counters: int32 ``[n]`` or more, zeros before and after.
     """
 
@@ -109,11 +109,11 @@ class StaticDraws:
 
 
 def choose(logits: Tensor, draws: StaticDraws) -> None:
-    """The token of each row, as ``draw`` would give it after the temperature, to where a graph leaves it.
+    """Choose the token of each row, as ``draw`` does after the temperature, and write it to fixed memory.
 
     Args:
         logits: float ``[n, vocab_size]``, contiguous.
-        draws: See there.
+        draws: The other inputs, and the outputs.
     """
     _choose(draws.sampled, logits, "each", draws=draws)
 
@@ -204,7 +204,7 @@ _UNALIGNED = [
 ]  # fmt: skip
 
 
-# The number of rows must not choose the code; part of the arrays begin somewhere in a larger one.
+# The number of rows must not select the code; some of the arrays begin inside a larger one.
 @triton.jit(do_not_specialize=["out_stride"], do_not_specialize_on_alignment=_UNALIGNED)
 def _draw_kernel(
     out_ptr,
@@ -244,7 +244,7 @@ def _draw_kernel(
         is_drawn = temperature >= _GREEDY_TEMPERATURE
         temperature = tl.where(is_drawn, temperature, 1.0)
 
-    # Each lane's largest, where it is first, and what all weigh next to it.
+    # Each lane's largest score, its first id, and the sum of all weights relative to it.
     highest = tl.full((BLOCK,), float("-inf"), tl.float32)
     first = tl.full((BLOCK,), 0, tl.int32) + vocab_size
     total = tl.zeros((BLOCK,), tl.float32)
@@ -261,14 +261,14 @@ def _draw_kernel(
         highest = larger
     part_max = tl.max(highest, 0)
     part_first = tl.min(tl.where(highest == part_max, first, vocab_size), 0)
-    # Where the largest is infinite the sum is NaN; then no target lies below it.
+    # If the largest is infinite, the sum is NaN, and no target is below it.
     shift = tl.where(part_max == float("-inf"), 0.0, part_max)
     part_sum = tl.sum((total * tl.exp(highest - shift)).to(tl.float64), 0)
     place = index * num_parts + part
     tl.store(max_ptr + place, part_max.to(tl.float64))
     tl.store(sum_ptr + place, part_sum)
     tl.store(id_ptr + place, tl.where(tl.sum(num_nan, 0) > 0, _NO_TOKEN, part_first))
-    # The one thread that stored counts after it; who counts last sees what all have stored.
+    # The thread that stored also counts afterwards; the one that counts last sees what all have stored.
     tl.debug_barrier()
     if tl.atomic_add(counter_ptr + index, 1, sem="acq_rel") == num_parts - 1:
         tl.store(counter_ptr + index, 0)
@@ -282,7 +282,7 @@ def _draw_kernel(
         chosen = tl.min(tl.where(maxima == top, firsts, vocab_size), 0)
         has_nan = tl.min(firsts, 0) < 0
         is_number = (top > float("-inf")) & (not has_nan)
-        # Here, and not behind the draw: what lives through that takes registers.
+        # Chosen before the draw and not after it, because values that live through the draw occupy registers.
         chosen = tl.where(is_number, chosen, tl.where(has_nan, _NO_TOKEN, _NOTHING_LEFT))
         if is_drawn & is_number:
             # Parts without a possible token weigh nothing.
@@ -297,7 +297,7 @@ def _draw_kernel(
                 uniform = _uniform(tl.load(seed_ptr + index), tl.load(position_ptr + index))
             target = all_weight * uniform
             if target < all_weight:
-                # The first part at whose end the running sum is above the target, the sum before it, and its tokens.
+                # The first part whose running sum exceeds the target, the sum before it, and its tokens.
                 mine = tl.min(tl.where((running > target) & is_part, which, PARTS), 0)
                 before = tl.max(tl.where(which < mine, running, 0.0), 0)
                 unit = tl.sum(tl.where(which == mine, weights / tl.where(sums > 0, sums, 1.0), 0.0), 0)
@@ -314,7 +314,7 @@ def _draw_kernel(
                     found = tl.minimum(found, tl.min(tl.where(is_beyond, token, vocab_size), 0))
                     last = tl.maximum(last, tl.max(tl.where(weight > 0, token, 0), 0))
                     before += tl.sum(weight, 0)
-                # Parts and tokens are summed apart: what rounding leaves beyond the last possible token belongs to it.
+                # Parts and tokens are summed separately; if rounding passes the last possible token, that one is taken.
                 chosen = tl.where(found < vocab_size, found, last)
         target_ptr = out_ptr + index
         if has_temperature:

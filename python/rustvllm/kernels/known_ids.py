@@ -1,4 +1,4 @@
-"""Input ids of a step, of which some are what the step before sampled and only the device knows."""
+"""Fills in a step's input ids that the previous step sampled, which only the device knows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _BLOCK = 256
 
 
 def known_ids(input_ids: Tensor, rows: Tensor, last_token_ids: Tensor) -> Tensor:
-    """The ids, with the last one of its request in the place of a negative one.
+    """Replace each negative id with the last id of its request.
 
     Args:
         input_ids: int32 ``[n]``.
-        rows: int32 ``[n]``, of each token's request.
+        rows: int32 ``[n]``, the row of each token's request.
         last_token_ids: int32 ``[num_rows]``.
 
     Returns:

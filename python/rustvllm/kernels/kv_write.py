@@ -1,4 +1,4 @@
-"""Keys and values of a step's tokens into their slots of the paged cache, as they are or in eight bits."""
+"""Writes the keys and values of a step's tokens into their slots of the paged cache, unchanged or in 8 bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rustvllm.kernels.fp8 import encode_e4m3
 from rustvllm.kernels.tuning import LAUNCH_OPTIONS, power_of_two
 
 MAX_BLOCK = 1024
-"""Elements of a token that one program writes at most."""
+"""The most elements of a token that one program writes."""
 
 
 def kv_write(
@@ -20,12 +20,12 @@ def kv_write(
     """Write the rows whose slot is not −1.
 
     Args:
-        key: ``[num_tokens, num_kv_heads, head_dim]``; the features of a head lie side by side.
-        value: As ``key``.
-        kv_cache: ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, contiguous; uint8 holds e4m3.
+        key: ``[num_tokens, num_kv_heads, head_dim]``; the features of a head are contiguous.
+        value: Shaped like ``key``.
+        kv_cache: ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, contiguous; uint8 means e4m3.
         slot_mapping: int32 ``[num_tokens]`` or more.
-        key_scale: What a key in eight bits is to be multiplied by when it is read.
-        value_scale: likewise.
+        key_scale: Factor for reading 8-bit keys.
+        value_scale: Factor for reading 8-bit values.
     """
     num_tokens, num_kv_heads, head_dim = key.shape
     if not num_tokens:

@@ -1,8 +1,8 @@
-"""Low-rank products that are added to a dense layer's outputs, all adapters of a step at once, each at its own rank.
+"""Low-rank products that are added to a dense layer's outputs, for all adapters of a step at once, with any ranks.
 
-Two launches for a layer: down to the ranks, in pieces of its inputs that are put together in one order, then up to the
-outputs. A program computes some rows that have the same adapter; where its matrices lie, a table says by address, so
-adapters need neither one size nor one place. What is computed of a row depends on no other row.
+There are two launches per layer: down to the ranks, for pieces of the inputs that are then summed in a fixed order, and
+up to the outputs. A program computes some rows with the same adapter. A table has the addresses of its matrices, so
+adapters need not have the same size or lie in one place. A row's result does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from torch import Tensor
 from rustvllm.kernels.tuning import LAUNCH_OPTIONS, lora_config
 
 TILE_ROWS = 16
-"""Rows of a step that a program computes at most: the least that matrix instructions take."""
+"""The most rows of a step that a program computes: the minimum for matrix instructions."""
 TILE_RANKS = 16
 LAYER_COLUMNS = 2
-"""Of the table, by layer: the address of the matrix down to all ranks, ``[ranks, inputs]``, and how many there are."""
+"""The table's columns for a layer: the address of its down matrix for all ranks, ``[ranks, inputs]``, and the ranks."""
 PART_COLUMNS = 6
-"""And for each of its parts: addresses of the matrix up, ``[outputs, ranks]``, and of float32 gains ``[outputs]`` (0:
-none), its ranks and the first of them, its first output and its outputs. A part without ranks has none of it."""
+"""The table's columns for each part of a layer: addresses of the up matrix, ``[outputs, ranks]``, and of float32 gains
+``[outputs]`` (0: none), its ranks and the first of them, its first output and its outputs. A part that the adapter does
+not change has no ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterTiles:
-    """Rows of a step by adapter.
+    """Rows of a step, grouped by adapter.
 
     Attributes:
-        rows: int32 ``[n]``, of the step, those of an adapter one after the other.
-        tiles: int32 ``[num_tiles, 3]``: the adapter's row of the table, the first of its places in ``rows``, how many,
-            ``TILE_ROWS`` at most; a tile of no rows is passed over.
+        rows: int32 ``[n]``, rows of the step, those of an adapter one after the other.
+        tiles: int32 ``[num_tiles, 3]``: the adapter's row of the table, the first index into ``rows``, and how many
+            rows, at most ``TILE_ROWS``; a tile without rows is skipped.
     """
 
     rows: Tensor
@@ -45,10 +46,10 @@ class AdapterTiles:
 def make_tiles(
     runs: list[tuple[int, npt.NDArray[np.int32]]],
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """``rows`` and ``tiles`` of ``AdapterTiles``, on the host.
+    """Make ``rows`` and ``tiles`` of ``AdapterTiles``, on the host.
 
     Args:
-        runs: An adapter's row of the table, and its rows of the step.
+        runs: For each adapter, its row of the table, and its rows of the step.
     """
     tiles, first = [], 0
     for slot, rows in runs:
@@ -70,13 +71,13 @@ def add_adapters(
     """Apply the gains of each adapter to its rows of a layer's output, and add ``up (down x)``.
 
     Args:
-        x: ``[num_tokens, in_features]``, whose rows are dense.
-        out: ``[num_tokens, out_features]``, of the same dtype, which is that of all matrices; written.
-        bias: ``[out_features]``, which is in ``out`` and has no gains; None: there is none.
-        tiles: Of the step, not empty.
-        table: int64 ``[num_adapters, LAYER_COLUMNS + parts * PART_COLUMNS]``, of this layer.
-        num_ranks: What an adapter has in this layer at most.
-        num_outputs: Of the widest part.
+        x: ``[num_tokens, in_features]`` with contiguous rows.
+        out: ``[num_tokens, out_features]``, changed in place; its dtype is also that of ``x`` and all matrices.
+        bias: ``[out_features]``, which ``out`` contains and gains do not scale; None if there is none.
+        tiles: The tiles of the step, not empty.
+        table: int64 ``[num_adapters, LAYER_COLUMNS + parts * PART_COLUMNS]``, for this layer.
+        num_ranks: The most ranks of an adapter in this layer.
+        num_outputs: The outputs of the widest part.
     """
     in_features = x.shape[1]
     num_parts = (table.shape[1] - LAYER_COLUMNS) // PART_COLUMNS
@@ -121,7 +122,7 @@ def add_adapters(
 
 @triton.jit
 def _rows_of_tile(rows_ptr, tile_ptr, TILE_ROWS: tl.constexpr):
-    """The places of a tile's rows, the rows, and which of them there are."""
+    """The indices of a tile's rows, the rows, and which of them exist."""
     first_place, num_rows = tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
     place = tl.arange(0, TILE_ROWS)
     is_row = place < num_rows
@@ -129,7 +130,7 @@ def _rows_of_tile(rows_ptr, tile_ptr, TILE_ROWS: tl.constexpr):
     return first_place + place, row.to(tl.int64), is_row
 
 
-# Neither the numbers of a step nor where its arrays lie may choose the code: no step waits for a compiler.
+# Neither a step's numbers nor the alignment of its arrays may select the code, so that no step waits for a compiler.
 @triton.jit(
     do_not_specialize=["table_stride", "split_stride", "ranks_stride"],
     do_not_specialize_on_alignment=["rows_ptr", "tile_ptr", "table_ptr"],

@@ -1,8 +1,8 @@
-"""A linear map that computes each row independently: fixed tiles, one order of sums, nothing split.
+"""A dense layer that computes each row independently: fixed tiles, one order of sums, nothing split.
 
-Libraries choose another kernel, and another order of sums, for another number of rows; then the last bits of a
-request's logits depend on the batch. Here the tile follows from the weight alone, the features are summed in ascending
-order by one program, and a row of a tile is computed as if it were alone in it.
+Libraries choose another kernel, and another order of sums, for another number of rows, so the last bits of a request's
+logits depend on the batch. Here only the weight determines the tile, one program sums the features in ascending order,
+and a row of a tile is computed as if it were the only one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Args:
         x: ``[..., in_features]``.
-        weight: ``[out_features, in_features]``, of the same dtype; the features of a row lie side by side.
+        weight: ``[out_features, in_features]``, of the same dtype; the features of a row are contiguous.
         bias: ``[out_features]`` or None.
 
     Returns:
@@ -54,7 +54,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out.view(*x.shape[:-1], out_features)
 
 
-# The number of rows must not choose the code: Triton would compile one for 1, and one for multiples of 16.
+# The number of rows must not select the code: Triton would compile one for 1, and one for multiples of 16.
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear_kernel(
     out_ptr,

@@ -1,7 +1,7 @@
-"""RMSNorm and LayerNorm over rows, alone or together with the sum that comes before them.
+"""RMSNorm and LayerNorm over rows, alone or together with the addition before them.
 
-One program a row, read once: the mean and the variance are of what was just loaded. Sums are in float32 and have one
-order, whatever the number of rows.
+One program computes a row and reads it once: mean and variance use the loaded values. Sums are in float32, in an order
+that does not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rustvllm.kernels.tuning import LAUNCH_OPTIONS, power_of_two
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> Tensor:
     """``x / sqrt(mean(x²) + eps) · (weight + weight_offset)``.
 
-    Without an offset what was divided is rounded to the dtype of ``x`` and then multiplied in it; with one all is in
-    float32 (as Gemma has it).
+    Without an offset the quotient is rounded to the dtype of ``x`` before the multiplication; with one, everything is
+    computed in float32 (as in Gemma).
 
     Args:
         x: ``[..., hidden_size]``, contiguous.
@@ -35,14 +35,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """``rms_norm`` of ``x + residual``, and the sum itself, rounded to the dtype of ``x`` before the norm sees it."""
+    """``rms_norm`` of ``x + residual``, and the sum itself, rounded to the dtype of ``x`` before the norm."""
     return _norm(x, residual, weight, None, eps, weight_offset, is_rms=True)
 
 
 def norm_add_rms_norm(
     x: Tensor, residual: Tensor, post_weight: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """``add_rms_norm`` of ``rms_norm(x, post_weight)``, whose rounded result is added to the residual."""
+    """``add_rms_norm`` of ``rms_norm(x, post_weight)``, which is rounded before it is added to the residual."""
     return _norm(x, residual, weight, None, eps, weight_offset, is_rms=True, post_weight=post_weight)
 
 
@@ -52,7 +52,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     Args:
         x: ``[..., hidden_size]``, contiguous.
         weight: ``[hidden_size]``.
-        bias: Likewise, or None.
+        bias: ``[hidden_size]`` or None.
         eps: Added to the variance.
 
     Returns:
@@ -64,7 +64,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """``layer_norm`` of ``x + residual``, and the sum itself, rounded to the dtype of ``x`` before the norm sees it."""
+    """``layer_norm`` of ``x + residual``, and the sum itself, rounded to the dtype of ``x`` before the norm."""
     return _norm(x, residual, weight, bias, eps, 0.0, is_rms=False)
 
 
@@ -112,7 +112,7 @@ def _norm(
 
 @triton.jit
 def _scaled(x, weight, eps, weight_offset, HIDDEN_SIZE: tl.constexpr, HAS_OFFSET: tl.constexpr, dtype: tl.constexpr):
-    """RMSNorm of a row in float32, which is all that is loaded of it."""
+    """RMSNorm of a row in float32; ``x`` is the whole row."""
     scaled = x * tl.rsqrt(tl.sum(x * x, 0) / HIDDEN_SIZE + eps)
     if HAS_OFFSET:
         weight = weight.to(tl.float32) + weight_offset

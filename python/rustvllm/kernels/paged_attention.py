@@ -1,17 +1,17 @@
 """Attention over the paged KV cache for ragged batches: one kernel for prompts, pieces of prompts and decodes.
 
-A program computes a tile: the queries of some tokens of one request, of all heads that share one KV head (so that a KV
-head is read once for all of them), against the keys that they may see, ``columns`` keys at a time, with an online
-softmax in float32. Keys and values are read from the cache where they lie; nothing is gathered, and memory does not
-grow with the context.
+A program computes a tile: the queries of some tokens of one request, for all heads that share a KV head (so that each
+KV head is read once for all of them), against the keys that they may see, ``columns`` keys at a time, with an online
+softmax in float32. It reads keys and values in place in the cache; nothing is gathered, and memory does not grow with
+the context.
 
-Tiles of keys begin at multiples of ``columns`` positions and are taken in ascending order, and a key that a query may
-not see changes no bit of its sums. So a query's result depends on its own request, on the tile's sizes and on the
-number of parts that its keys are split into; all three are the caller's choice.
+Tiles of keys begin at multiples of ``columns`` positions and are processed in ascending order, and a key that a query
+may not see changes no bit of its sums. So a query's result depends only on its own request, on the tile's sizes and on
+the number of parts into which its keys are split; the caller chooses all three.
 
-With ``num_splits`` above 1 a tile's keys are shared by so many programs: a few long sequences then fill a device that
-they would leave idle. The one that ends last, as a counter tells it, puts the results of all together, in one order
-whichever that is. The memory for it is for few tiles: their rows times parts.
+With ``num_splits`` above 1, this many programs share a tile's keys, so that a few long sequences can fill a device. The
+program that finishes last, according to a counter, combines the results of all, always in the same order. The memory
+for this, rows times parts, is meant for few tiles.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from rustvllm.kernels.tuning import (
 
 MAX_HEAD_DIM = 256
 MAX_SPLITS = 32
-"""Parts that one sequence's keys are split into at most."""
+"""The most parts into which a sequence's keys are split."""
 MIN_SPLIT_KEYS = 256
-"""Keys of a part at least: fewer are read before another program would have started."""
+"""The fewest keys of a part: reading fewer takes less time than starting another program."""
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Which programs there are, on the device.
+    """The programs to run, on the device.
 
     Attributes:
-        requests: int32 ``[n]``, the request of each.
-        first_tokens: int32 ``[n]``, its first token, counted from the request's first new one.
+        requests: int32 ``[n]``, the request of each tile.
+        first_tokens: int32 ``[n]``, the tile's first token, counted from the request's first new one.
         query_start_loc: int32 ``[num_reqs + 1]``.
-        seq_lens: int32 ``[num_reqs]``; 0 stands for an unused row, whose output is zero.
-        table_rows: int32 ``[num_reqs]``, the row of the block table that is each request's.
+        seq_lens: int32 ``[num_reqs]``; 0 for an unused row, whose output is zero.
+        table_rows: int32 ``[num_reqs]``, each request's row of the block table.
     """
 
     requests: Tensor
@@ -60,7 +60,7 @@ class Tiles:
 
 
 def tokens_per_tile(config: TileConfig, group_size: int) -> tuple[int, int]:
-    """Tokens of a tile, and its rows: more than configured where more heads share a KV head than it has rows."""
+    """Tokens and rows of a tile; it has more rows than configured if more heads than that share a KV head."""
     rows = max(config.rows, power_of_two(group_size))
     return rows // group_size, rows
 
@@ -82,25 +82,25 @@ def paged_attention(
     num_splits: int = 1,
     counters: Tensor | None = None,
 ) -> None:
-    """Attend, writing the rows of the tiles' tokens.
+    """Compute attention and write the rows of the tiles' tokens.
 
     Args:
         out: ``[num_tokens, num_heads, head_dim]``, contiguous.
-        query: The same shape; the features of a head lie side by side.
+        query: The same shape; the features of a head are contiguous.
         kv_cache: ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, contiguous, with the new tokens in it; uint8
-            holds e4m3.
-        block_table: int32 ``[num_rows, max_blocks]``; a row's entries lie side by side.
+            means e4m3.
+        block_table: int32 ``[num_rows, max_blocks]``; a row's entries are contiguous.
         tiles: Made for ``tokens_per_tile(config, num_heads // num_kv_heads)``.
-        config: sizes.
+        config: The sizes of tiles.
         scale: Factor on the products of queries and keys.
-        sliding_window: Keys that a query sees at most, its own included; None for all.
-        soft_cap: ``c`` in ``c · tanh(score / c)``; None for none.
-        alibi_slopes: float32 ``[num_heads]``: times the distance, subtracted from the score; None for none.
-        key_scale: What keys in eight bits are multiplied by.
-        value_scale: likewise.
-        num_splits: Parts that keys are split into.
-        counters: int32, zeros before and after, at least the number of tiles times that of KV heads where there are
-            several parts; None: the caller never splits, and the code for it is left out.
+        sliding_window: The most keys that a query sees, including its own; None: all.
+        soft_cap: ``c`` in ``c · tanh(score / c)``; None disables this.
+        alibi_slopes: float32 ``[num_heads]``; times the distance, subtracted from the score. None disables this.
+        key_scale: Factor on 8-bit keys.
+        value_scale: Factor on 8-bit values.
+        num_splits: The number of parts into which keys are split.
+        counters: int32, zeros before and after; with several parts, at least as many as tiles times KV heads. None if
+            the caller never splits, so that the code for it is left out.
 
     Raises:
         ValueError: There are several parts and too few counters.
@@ -167,7 +167,7 @@ def paged_attention(
     )
 
 
-# What differs from step to step must not choose the code: Triton would compile while requests wait.
+# Numbers that differ from step to step must not select the code: Triton would compile while requests wait.
 _UNALIGNED = [
     "table_ptr",
     "request_ptr",
@@ -182,7 +182,7 @@ _UNALIGNED = [
 
 @functools.cache
 def _nothing(device: torch.device) -> Tensor:
-    """What is passed for arrays that are not looked at; of their type, so that the code is the same."""
+    """A placeholder for arrays that are not read; it has their dtype, so that the code is the same."""
     return torch.empty(1, dtype=torch.float32, device=device)
 
 
@@ -255,7 +255,7 @@ def _attention_kernel(
 
     # Tiles of keys from the first one that the first token sees to the last one that the last token sees.
     num_visible = num_computed + tl.minimum(first_token + TILE_TOKENS, num_new)
-    num_visible = tl.where(first_token < num_new, num_visible, 0)  # a tile beyond its request's tokens sees none
+    num_visible = tl.where(first_token < num_new, num_visible, 0)  # a tile beyond its request's tokens sees no keys
     first_tile = 0
     if HAS_WINDOW:
         first_tile = tl.maximum(num_computed + first_token - window + 1, 0) // TILE_KEYS
@@ -277,7 +277,7 @@ def _attention_kernel(
         is_key = key_position < num_visible
         block = tl.load(table + key_position // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         slot = (block * BLOCK_SIZE + key_position % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM)
-        # What is not the sequence's own may be anything; it is never loaded.
+        # Keys beyond the sequence may have any value, so they are never loaded.
         is_loaded = is_key[:, None] & is_feature[None, :]
         key = tl.load(key_cache + slot[:, None] + feature[None, :], mask=is_loaded, other=0)
         if IS_FP8:
@@ -316,7 +316,7 @@ def _attention_kernel(
             # A part without keys adds 0; a NaN must propagate.
             is_stored = (is_row & (total != 0))[:, None] & is_feature[None, :]
             tl.store(partial_out_ptr + place[:, None] * HEAD_DIM + feature[None, :], acc, mask=is_stored)
-            # All threads have stored before one of them counts; who counts last sees what all have stored.
+            # All threads have stored before one of them counts; the one that counts last sees what all have stored.
             tl.debug_barrier()
             counter = counter_ptr + tile * NUM_KV_HEADS + kv_head
             is_whole = tl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1

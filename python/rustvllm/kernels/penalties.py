@@ -1,4 +1,4 @@
-"""Repetition, frequency and presence penalties from counts that are kept from step to step."""
+"""Repetition, frequency and presence penalties, from counts that are updated from step to step."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def apply_penalties(
     output_counts: Tensor,
     prompt_mask: Tensor,
 ) -> None:
-    """Change some rows of the logits in place, in one reading of what they hold.
+    """Penalize some rows of the logits in place, reading each once.
 
-    Repetition counts prompt and output: a positive logit is divided, another multiplied. Then frequency takes its value
-    once per earlier output of the id, and presence once if there was any; both look at the output only.
+    Repetition counts prompt and output: it divides a positive logit, and multiplies any other. Frequency is then
+    subtracted once per earlier occurrence of the id, and presence once if there was any; both consider only the output.
 
     Args:
         logits: float32 ``[n, vocab_size]``, contiguous.
-        rows: int64 ``[p]``, which rows.
-        slots: int64 ``[p]``, where the counts of each lie.
+        rows: int64 ``[p]``, indices of the rows.
+        slots: int64 ``[p]``, the index of each row's counts.
         presence: float32 ``[p]``.
         frequency: float32 ``[p]``.
         repetition: float32 ``[p]``.

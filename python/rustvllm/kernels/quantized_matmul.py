@@ -1,9 +1,9 @@
-"""A linear map by weights of 4 or 8 bits, which are widened where they are multiplied: a step reads only what is kept.
+"""A dense layer with weights of 4 or 8 bits, converted just before they are multiplied, so that little memory is read.
 
-A weight is scale · (number − zero point), or scale · number − minimum, computed in float32 and rounded to the type of
-the activations. Few rows leave most of a device idle, so their features are split among programs; a second launch adds
-the sums up in one order. Numbers of 4 bits lie so that no lane has to change its place: of 64 neighbouring features the
-first half are the low bits of 32 bytes, the second half their high bits.
+A weight is scale · (number − zero point), or scale · number − minimum, computed in float32 and rounded to the dtype of
+the activations. Few rows leave most of a device idle, so their features are split among programs, and a second launch
+adds the sums in a fixed order. 4-bit numbers are stored so that no number has to move to another lane: of 64
+neighbouring features the first half are the low bits of 32 bytes, and the second half their high bits.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from rustvllm.kernels import tuning
 from rustvllm.kernels.tuning import LAUNCH_OPTIONS, QuantizedConfig, quantized_config
 
 HALF_BLOCK = 32
-"""Features whose numbers of 4 bits are the low, or the high, halves of neighbouring bytes."""
+"""How many features have their 4-bit numbers in the low, or in the high, halves of neighbouring bytes."""
 MIDDLE_4 = 8
-"""What numbers of 4 bits are counted from where they have neither zero points nor minima."""
+"""The value that 4-bit numbers without zero points or minima store for 0."""
 MOST_SPLITS = 16
 SUM_COLUMNS = 1024
-"""Outputs whose sums a program adds up."""
+"""How many outputs' sums a program adds."""
 UNPACK_ROWS = 16
-"""Outputs that a program unpacks."""
+"""How many outputs a program unpacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A weight ``[out_features, in_features]`` of whole numbers.
+    """A weight ``[out_features, in_features]`` of integers.
 
     Attributes:
-        numbers: Of 8 bits int8 ``[out_features, in_features]``; of 4 bits uint8 ``[out_features, bytes]``, as
-            ``pack_nibbles`` gives them.
+        numbers: With 8 bits int8 ``[out_features, in_features]``; with 4 bits uint8 ``[out_features, bytes]``, from
+            ``pack_nibbles``.
         scales: Floating point ``[groups, out_features]``.
-        offsets: ``[groups, out_features]``, of each group the uint8 zero point, or the minimum of the scales' type;
-            None: numbers are counted from 0, of 4 bits from ``MIDDLE_4``.
-        in_features: As many as there are.
-        group_size: Features that share a scale.
+        offsets: ``[groups, out_features]``, the uint8 zero point of each group, or its minimum in the dtype of the
+            scales; None if there are none: 8-bit numbers are signed, 4-bit numbers store 0 as ``MIDDLE_4``.
+        in_features: The number of inputs.
+        group_size: How many features share a scale.
     """
 
     numbers: Tensor
@@ -52,34 +52,34 @@ class QuantizedWeight:
 
     @property
     def out_features(self) -> int:
-        """As many as there are."""
+        """The number of outputs."""
         return self.numbers.shape[0]
 
     @property
     def bits(self) -> int:
-        """Of a number."""
+        """Bits of a number."""
         return 4 if self.numbers.dtype == torch.uint8 else 8
 
     @property
     def zeros(self) -> str:
-        """What numbers are counted from: ``middle``, ``point`` or ``minimum``."""
+        """The kind of offsets: ``middle`` (none), ``point`` or ``minimum``."""
         if self.offsets is None:
             return "middle"
         return "point" if self.offsets.dtype == torch.uint8 else "minimum"
 
     @property
     def nbytes(self) -> int:
-        """Memory of all of it."""
+        """Bytes of numbers, scales and offsets."""
         return self.numbers.nbytes + self.scales.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
 
 
 def nibble_bytes(in_features: int) -> int:
-    """What a row of numbers of 4 bits takes."""
+    """Bytes of a row of 4-bit numbers."""
     return -(-in_features // (2 * HALF_BLOCK)) * HALF_BLOCK
 
 
 def pack_nibbles(numbers: Tensor) -> Tensor:
-    """Numbers from 0 to 15, uint8 ``[rows, in_features]`` → ``[rows, nibble_bytes(in_features)]``."""
+    """Pack numbers from 0 to 15: uint8 ``[rows, in_features]`` → ``[rows, nibble_bytes(in_features)]``."""
     rows, in_features = numbers.shape
     halves = F.pad(numbers, (0, -in_features % (2 * HALF_BLOCK))).view(rows, -1, 2, HALF_BLOCK)
     return (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(rows, -1)
@@ -96,11 +96,12 @@ def quantized_linear(
     """``x Wᵀ + b + residual``, with sums in float32.
 
     Args:
-        x: ``[num_rows, in_features]``, dense.
-        weight: Whose numbers are multiplied.
-        bias: ``[out_features]`` of the type of ``x``, or None.
-        residual: ``[num_rows, out_features]`` likewise, or None.
-        is_invariant: A row has the same bits whatever others there are: one size of tile, nothing split.
+        x: ``[num_rows, in_features]``, contiguous.
+        weight: The weight.
+        bias: ``[out_features]`` in the dtype of ``x``, or None.
+        residual: ``[num_rows, out_features]`` in the dtype of ``x``, or None.
+        is_invariant: Whether a row must have the same bits for any other rows; then there is one tile size, and
+            nothing is split.
 
     Returns:
         ``[num_rows, out_features]``.
@@ -168,18 +169,18 @@ def quantized_linear(
 
 
 def few_rows(x: Tensor) -> int:
-    """Up to so many rows have the tiles for few of them."""
+    """The most rows for which the tiles for few rows are used."""
     return quantized_config(x.device, x.element_size(), many=False).rows
 
 
 def unpack(weight: QuantizedWeight, dtype: torch.dtype, num_outputs: int | None = None, first: int = 0) -> Tensor:
-    """Rows of the weight in floating point.
+    """Convert rows of the weight to floating point.
 
     Args:
-        weight: Which.
-        dtype: Of the result.
+        weight: The weight.
+        dtype: The dtype of the result.
         num_outputs: How many rows; None: all.
-        first: The first one.
+        first: The first row.
 
     Returns:
         ``[num_outputs, in_features]``.
@@ -213,12 +214,12 @@ def unpack(weight: QuantizedWeight, dtype: torch.dtype, num_outputs: int | None 
 
 
 def _features(weight: QuantizedWeight, config: QuantizedConfig) -> tuple[int, bool]:
-    """Features that are multiplied at once, and whether those of one product share their scales."""
+    """How many features are read at once, and whether those of one product share their scales."""
     group = weight.group_size
-    at_once = config.features if weight.bits == 4 else config.features // 2  # more would not fit the registers
+    at_once = config.features if weight.bits == 4 else config.features // 2  # more would not fit into the registers
     if group >= weight.in_features or group % at_once == 0:
         return at_once, True
-    if weight.bits == 4:  # halves of 64, whose scales are looked up one by one if their groups are small
+    if weight.bits == 4:  # halves of 64, which read a scale for each feature if their groups are small
         return 2 * HALF_BLOCK, group % HALF_BLOCK == 0
     return HALF_BLOCK, group % HALF_BLOCK == 0
 
@@ -239,7 +240,7 @@ def _widened(
     ZEROS: tl.constexpr,
     HAS_ONE_GROUP: tl.constexpr,
 ):
-    """Weights in float32 ``[features, columns]``; what is beyond the last feature is finite."""
+    """Weights in float32 ``[features, columns]``; values beyond the last feature are finite."""
     if HAS_ONE_GROUP:
         place = (first // group_size) * out_features + column[None, :]
         is_there = (is_column & (first + 0 * column < in_features))[None, :]

@@ -1,4 +1,4 @@
-"""Each kernel's work in plain torch: slow, written to be read, with the kernels' signatures."""
+"""Each kernel's work in plain torch: slow, written to be read, mostly with the kernels' signatures."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def encode_e4m3(x: Tensor) -> Tensor:
-    """Numbers to e4m3 in uint8: to the nearest, ties to even, what is beyond ±448 becomes ±448."""
+    """Encode numbers as e4m3 in uint8, to the nearest, ties to even; values beyond ±448 become ±448."""
     x = x.to(torch.float32)
     return x.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def decode_e4m3(code: Tensor) -> Tensor:
-    """E4m3 in uint8 to float32."""
+    """Decode e4m3 in uint8 to float32."""
     return code.view(torch.float8_e4m3fn).to(torch.float32)
 
 
@@ -129,7 +129,7 @@ def rotary_write(
     weight_offset: float = 0.0,
     is_by_head: bool = False,
 ) -> Tensor:
-    """See ``rotary_write.rotary_write``; norm, turn and write one after the other."""
+    """See ``rotary_write.rotary_write``; norms, rotates and writes one after the other."""
     if is_by_head:
         qkv = qkv.unflatten(1, (num_heads, 3)).transpose(1, 2).flatten(1, 2)
     num_kv_heads = (qkv.shape[1] - num_heads) // 2
@@ -171,10 +171,10 @@ def add_adapters(
 
     Args:
         x: ``[num_tokens, in_features]``.
-        out: ``[num_tokens, out_features]``, written.
-        bias: ``[out_features]``, which is in ``out``; None: there is none.
-        runs: Of each adapter its rows, the matrix down to all ranks, and of each of its parts the first output, the
-            matrix up, and the gains or None.
+        out: ``[num_tokens, out_features]``, changed in place.
+        bias: ``[out_features]``, which ``out`` contains; None if there is none.
+        runs: For each adapter its rows, the down matrix for all ranks, and for each of its parts the first output, the
+            up matrix, and the gains or None.
     """
     for rows, down, parts in runs:
         ranks = x[list(rows)].double() @ down.double().t()
@@ -227,14 +227,14 @@ def apply_top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None
 
 
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """See ``draw.draw``, with the numbers given; for rows with a finite distribution, in float64."""
+    """See ``draw.draw``, with given uniform numbers; for rows with a finite distribution, in float64."""
     running = logits.double().softmax(-1).cumsum(-1)
     target = uniforms[:, None] * running[:, -1:]
     return (running <= target).sum(-1)
 
 
 def _uniform(seed: int, position: int) -> float:
-    """See ``draw.counter_uniform``, of the lower 64 bits of a seed."""
+    """See ``draw.counter_uniform``; for the lower 64 bits of a seed."""
     mask, golden = 2**64 - 1, 0x9E3779B97F4A7C15
 
     def mix(x: int) -> int:
@@ -291,7 +291,7 @@ def verify(
 
 
 def unpack(weight: QuantizedWeight) -> Tensor:
-    """See ``quantized_matmul.unpack``: all rows in float32, number by number as the forms are described."""
+    """See ``quantized_matmul.unpack``; all rows in float32."""
     out_features, in_features = weight.out_features, weight.in_features
     numbers = weight.numbers.to(torch.float32)
     if weight.bits == 4:

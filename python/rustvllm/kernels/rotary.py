@@ -1,4 +1,4 @@
-"""Rotary positions: pairs of features of a head turned by a position's angles, some features or all of them."""
+"""Rotary positions: rotates pairs of a head's features, some or all of them, by a position's angles."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from rustvllm.kernels.tuning import LAUNCH_OPTIONS, power_of_two
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Turn the first ``2 · num_pairs`` features of every head; the others are copied.
+    """Rotate the first ``2 · num_pairs`` features of every head; the others are copied.
 
     Args:
-        x: ``[num_tokens, num_heads, head_dim]``; the features of a head lie side by side.
-        cos: ``[num_tokens, num_pairs]``, of each position's angles; those of a token lie side by side.
-        sin: Likewise, with the same strides.
-        interleaved: A pair is features ``2 i`` and ``2 i + 1`` (GPT-J) rather than ``i`` and ``i + num_pairs`` (NeoX).
+        x: ``[num_tokens, num_heads, head_dim]``; the features of a head are contiguous.
+        cos: ``[num_tokens, num_pairs]``, for each position's angles; those of a token are contiguous.
+        sin: The same shape and strides.
+        interleaved: Whether a pair is features ``2 i`` and ``2 i + 1`` (GPT-J) and not ``i`` and ``i + num_pairs``
+            (NeoX).
 
     Returns:
         A new, contiguous tensor shaped like ``x``, computed in float32.

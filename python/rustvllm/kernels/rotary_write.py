@@ -1,8 +1,8 @@
-"""What is between a layer's projection and its attention, in one kernel: norms of heads, rotary positions, the cache.
+"""Everything between a layer's projection and its attention in one kernel: head norms, rotary positions, cache writes.
 
-A program takes some heads of one token. Heads of queries and of keys are normed, where the model does that, and turned;
-queries go to memory of their own, keys and values to their slots of the paged cache, as they are or in eight bits.
-Each step rounds where the kernels of ``norm``, ``rotary`` and ``kv_write`` would, so that the result is theirs.
+A program handles some heads of one token. It norms query and key heads, if the model does that, and rotates them.
+Queries go to new memory, keys and values to their slots of the paged cache, unchanged or in 8 bits. Values are rounded
+where the kernels of ``norm``, ``rotary`` and ``kv_write`` would round them, so that the result is the same.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def rotary_write(
     weight_offset: float = 0.0,
     is_by_head: bool = False,
 ) -> Tensor:
-    """Norm and turn queries and keys, and write keys and values whose slot is not −1.
+    """Norm and rotate queries and keys, and write keys and values whose slot is not −1.
 
     Args:
         qkv: ``[num_tokens, num_heads + 2 · num_kv_heads, head_dim]``: queries, keys, values; contiguous.
-        num_heads: Heads of queries.
+        num_heads: Number of query heads.
         positions: int32 ``[num_tokens]``, each below the table's length.
-        table: ``[length, 2 · num_pairs]``, contiguous: cosines and then sines of each position's angles.
-        kv_cache: ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, contiguous; uint8 holds e4m3.
+        table: ``[length, 2 · num_pairs]``, contiguous: the cosines and then the sines of each position's angles.
+        kv_cache: ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, contiguous; uint8 means e4m3.
         slot_mapping: int32 ``[num_tokens]`` or more.
-        norm_weights: ``[head_dim]`` of queries and of keys, see ``norm.rms_norm``; None: heads are not normed.
+        norm_weights: ``[head_dim]`` for queries and for keys, see ``norm.rms_norm``; None if heads are not normed.
         eps: Of the norms.
-        weight_offset: likewise.
-        is_by_head: ``qkv`` has query, key and value of one head after the other; there are as many heads of each.
+        weight_offset: Of the norms.
+        is_by_head: Whether ``qkv`` has query, key and value of one head after the other; there are as many of each.
 
     Returns:
         The queries, ``[num_tokens, num_heads, head_dim]``, in new memory.
@@ -88,7 +88,7 @@ def rotary_write(
 
 @triton.jit
 def _weights(query_weight_ptr, key_weight_ptr, feature, end, head, num_heads):
-    """Of some features, for each head."""
+    """The norm weights of some features, for each head."""
     of_queries = tl.load(query_weight_ptr + feature, mask=feature < end, other=0.0)
     of_keys = tl.load(key_weight_ptr + feature, mask=feature < end, other=0.0)
     return tl.where((head < num_heads)[:, None], of_queries[None, :], of_keys[None, :])
@@ -96,7 +96,7 @@ def _weights(query_weight_ptr, key_weight_ptr, feature, end, head, num_heads):
 
 @triton.jit
 def _normed(x, scale, weight, weight_offset, HAS_OFFSET: tl.constexpr, dtype: tl.constexpr):
-    """A part of some heads, float32, whose factors are known; rounded as ``norm.rms_norm`` rounds."""
+    """A part of some heads in float32, with known factors; rounded as in ``norm.rms_norm``."""
     if HAS_OFFSET:
         normed = x * scale[:, None] * (weight.to(tl.float32) + weight_offset)
     else:
@@ -106,7 +106,7 @@ def _normed(x, scale, weight, weight_offset, HAS_OFFSET: tl.constexpr, dtype: tl
 
 @triton.jit
 def _stored(x, IS_FP8: tl.constexpr, dtype: tl.constexpr):
-    """Float32 as the cache has it."""
+    """Float32 in the cache's dtype."""
     rounded = x.to(dtype)
     if IS_FP8:
         rounded = encode_e4m3(rounded.to(tl.float32))
@@ -184,13 +184,13 @@ def _rotary_write_kernel(
     to_query = is_pair & is_query[:, None]
     tl.store(query + pair[None, :], turned_a.to(dtype), mask=to_query)
     tl.store(query + NUM_PAIRS + pair[None, :], turned_b.to(dtype), mask=to_query)
-    # Heads behind the queries' are the keys', then the values', whose half of the cache lies behind.
+    # After the query heads come the key heads and then the value heads, which belong into the cache's second half.
     kv_head = head - NUM_HEADS
     is_value = kv_head >= NUM_KV_HEADS
     half = tl.where(is_value, value_offset, 0).to(tl.int64)
     row = slot * NUM_KV_HEADS + tl.where(is_value, kv_head - NUM_KV_HEADS, kv_head)
     cache = cache_ptr + half[:, None] + row[:, None] * HEAD_DIM
-    is_kept = (is_head & (kv_head >= tl.where(slot >= 0, 0, num_all)))[:, None]  # none of a slot −1
+    is_kept = (is_head & (kv_head >= tl.where(slot >= 0, 0, num_all)))[:, None]  # none if the slot is −1
     tl.store(cache + pair[None, :], _stored(turned_a, IS_FP8, dtype), mask=is_pair & is_kept)
     tl.store(cache + NUM_PAIRS + pair[None, :], _stored(turned_b, IS_FP8, dtype), mask=is_pair & is_kept)
     if 2 * NUM_PAIRS < HEAD_DIM:

@@ -1,9 +1,9 @@
-"""Which program of attention computes what, worked out on the device from the lengths of a step's requests.
+"""Computes which program of attention does what, on the device, from the lengths of a step's requests.
 
-A step in a CUDA graph launches the same number of programs whatever its requests are; arrays of a fixed size say what
-each of them does. Tile ``n`` belongs to the last request ``r`` with ``starts[r] // tile_tokens + r <= n``: the tiles of
-two requests never meet, and a batch of ``T`` tokens in ``R`` requests has room in ``T // tile_tokens + R``. Programs
-without work get the last request, which is empty by agreement.
+A step in a CUDA graph launches the same number of programs for any requests; arrays of a fixed size say what each of
+them does. Tile ``n`` belongs to the last request ``r`` with ``starts[r] // tile_tokens + r <= n``: the tiles of two
+requests never overlap, and ``T // tile_tokens + R`` tiles are enough for a batch of ``T`` tokens in ``R`` requests.
+Programs without work get the last request, which is always empty.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BLOCK = 128
 
 
 def num_tiles(num_tokens: int, num_requests: int, tile_tokens: int) -> int:
-    """Tiles of ``tile_tokens`` tokens that any batch of so many tokens and requests has room in."""
+    """The number of tiles of ``tile_tokens`` tokens that is enough for any batch with these numbers."""
     return num_tokens // tile_tokens + num_requests
 
 
@@ -28,20 +28,21 @@ def list_tiles(
     """Cut the new tokens of all requests into tiles.
 
     Args:
-        requests: int32 ``[num_tiles(...)]``, written: the request of each tile; the last one where there is no work.
-        first_tokens: int32, likewise: a tile's first token, counted from its request's first new one.
+        requests: int32 ``[num_tiles(...)]``, written: the request of each tile; the last one if there is no work.
+        first_tokens: int32 ``[num_tiles(...)]``, written: a tile's first token, counted from its request's first new
+            one.
         query_start_loc: int32 ``[num_requests + 1]``, ascending; the last request has no token.
         tile_tokens: Tokens of a tile.
-        skip_decodes: Leave requests with one new token to ``list_decodes``.
+        skip_decodes: Whether to leave requests with one new token to ``list_decodes``.
     """
     _list(requests, first_tokens, query_start_loc, tile_tokens, skip_decodes=skip_decodes, is_decodes=False)
 
 
 def list_decodes(requests: Tensor, first_tokens: Tensor, query_start_loc: Tensor) -> None:
-    """A tile for each request with one new token.
+    """List one tile for each request with one new token.
 
     Args:
-        requests: int32 ``[num_requests]``, written: itself where it has one new token, else the last one.
+        requests: int32 ``[num_requests]``, written: the request itself if it has one new token, else the last one.
         first_tokens: int32 ``[num_requests]``, written: zeros.
         query_start_loc: int32 ``[num_requests + 1]``; the last request has no token.
     """
@@ -95,7 +96,7 @@ def _list_kernel(
     if IS_DECODES:
         request = tl.minimum(tile, num_requests - 1)
     else:
-        # The last request that begins at this tile or before it: request 0 does.
+        # The last request that begins at or before this tile: request 0 always does.
         request = tl.zeros((BLOCK,), tl.int32)
         end = tl.zeros((BLOCK,), tl.int32) + num_requests
         for _ in range(num_halvings):

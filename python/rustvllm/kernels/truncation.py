@@ -1,8 +1,8 @@
-"""Top-n-sigma, and top-k and top-p without sorting: the smallest logit that stays is searched for bit by bit.
+"""Top-n-sigma, and top-k and top-p without sorting: a bitwise search finds the smallest logit that stays.
 
-The bits of a float, turned a little, are an integer of the same order. The threshold is the largest integer such that
-the logits from it on are ``k`` or more, or have ``p`` of the probability or more; two of its bits are found per reading
-of the row, whose size is a small part of the device's cache. It is exact: what stays is what sorting would leave.
+The bits of a float, slightly changed, are an integer with the same order. The threshold is the largest integer for
+which at least ``k`` logits are not below it, or logits with at least ``p`` of the probability. Each pass over the row,
+which is a small part of the device's cache, finds two bits. The result is exact: it is what sorting would give.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ MAX_BLOCK = 4096
 def apply_top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> None:
     """Keep, in place, the ``top_k`` largest logits, and of these the fewest whose probabilities reach ``top_p``.
 
-    What equals the smallest kept logit is kept too, so that the order of equals never matters. A row's result depends
-    on itself alone. Rows with neither limit are not read.
+    Logits that equal the smallest kept one are kept, too, so the order of equal logits never matters. A row's result
+    depends only on the row. Rows with neither limit are not read.
 
     Args:
         logits: float32 ``[m, vocab_size]``, contiguous.
-        top_k: int64 ``[m]``, 0 or less = off.
-        top_p: float32 ``[m]``, 1 or more = off.
+        top_k: int64 ``[m]``; 0 or less disables it.
+        top_p: float32 ``[m]``; 1 or more disables it.
     """
     num_rows, vocab_size = logits.shape
     if not num_rows or (top_k is None and top_p is None):
         return
-    # Both at all times: one kernel is compiled, before the first request, and none when the first asks for top_k.
+    # Always both, so that one kernel, compiled before the first request, serves top_k and top_p.
     top_k = torch.zeros(num_rows, dtype=torch.int64, device=logits.device) if top_k is None else top_k
     top_p = torch.ones(num_rows, dtype=torch.float32, device=logits.device) if top_p is None else top_p
     block = min(power_of_two(vocab_size), MAX_BLOCK)
@@ -47,18 +47,18 @@ def apply_top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None
 
 
 def apply_top_n_sigma(logits: Tensor, top_n_sigma: Tensor) -> None:
-    """Drop, in place, what is more than so many standard deviations below the largest logit.
+    """Drop, in place, logits that are more than ``top_n_sigma`` standard deviations below the largest one.
 
-    A row's result depends on itself alone. Rows that ask for nothing are not read.
+    A row's result depends only on the row. Rows without the filter are not read.
 
     Args:
         logits: float32 ``[m, vocab_size]``, contiguous.
-        top_n_sigma: float32 ``[m]``, 0 or less = off.
+        top_n_sigma: float32 ``[m]``; 0 or less disables it.
     """
     num_rows, vocab_size = logits.shape
     if not num_rows:
         return
-    block = min(power_of_two(vocab_size), MAX_BLOCK // 2)  # three sums in float64: more of a row would spill
+    block = min(power_of_two(vocab_size), MAX_BLOCK // 2)  # there are three sums in float64: larger blocks would spill
     _top_n_sigma_kernel[(num_rows,)](
         logits,
         top_n_sigma,
@@ -130,14 +130,14 @@ def _truncate_kernel(
 
 @triton.jit
 def _key(logit):
-    """Int32 in the order of the floats; both zeros are one."""
+    """Int32 in the order of the floats; both zeros have the same key."""
     bits = tl.where(logit == 0, 0.0, logit).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _logit(key):
-    """What a key stands for."""
+    """The logit of a key."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
@@ -152,9 +152,9 @@ def _highest_key(row, vocab_size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _threshold(row, vocab_size, target, highest, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest key such that the number (or the mass) of the logits from it on reaches a target.
+    """The largest key for which the number (or the mass) of the logits not below it reaches a target.
 
-    Numbers are counted in floats, which have all of them up to 2²⁴.
+    Counts are floats, which are exact up to 2²⁴.
     """
     found = -2147483647 - 1
     step = 1 << 30
@@ -185,7 +185,7 @@ def _threshold(row, vocab_size, target, highest, BY_MASS: tl.constexpr, BLOCK: t
 
 @triton.jit
 def _mass_of_k(row, vocab_size, k, threshold, highest, BLOCK: tl.constexpr):
-    """Mass of the ``k`` largest logits; of those that equal the smallest of them as many as ``k`` has room for."""
+    """Mass of the ``k`` largest logits; of those that equal the smallest of them, only as many as ``k`` allows."""
     top = _logit(highest)
     above = tl.zeros((BLOCK,), tl.float32)
     num_above = tl.zeros((BLOCK,), tl.int32)

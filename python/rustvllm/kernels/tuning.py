@@ -1,8 +1,8 @@
-"""Tile sizes of the kernels per device, and how they are launched: fixed tables, nothing is tried out at run time.
+"""Tile sizes of the kernels for each device, and launch options: fixed tables, without trials at run time.
 
-The tables for Hopper (compute capability 9.0) are reasoned: tiles that fill its matrix instructions (64 rows per four
-warps), and pipelines that fit its 227 KiB of shared memory. Every other device takes sizes that fit the 99 KiB of
-the smallest one served, and is called untuned in the log, once.
+The tables for Hopper (compute capability 9.0) are derived: tiles that fill its matrix instructions (64 rows per four
+warps), and pipelines that fit its 227 KiB of shared memory. All other devices use sizes that fit the 99 KiB of the
+smallest supported one, and the log says once that they are not tuned.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ logger = init_logger(__name__)
 INTERPRETED: bool = bool(knobs.runtime.interpret)
 """Whether the kernels run in Triton's interpreter, on the CPU."""
 LAUNCH_OPTIONS = {"enable_fp_fusion": True}
-"""Said to every launch: Triton's own default is about to change, and a warning would come with each compilation."""
+"""Options of every launch: Triton's default will change, and without this each compilation would warn about it."""
 HOPPER = (9, 0)
 FP8_INSTRUCTIONS_SINCE = (8, 9)
-"""From this compute capability on a GPU itself turns fp8 into wider numbers."""
+"""From this compute capability on, a GPU has instructions that convert fp8 to wider numbers."""
 MIN_CAPABILITY = (8, 0)
-"""Triton's oldest GPU for which it has bfloat16 and asynchronous copies."""
+"""The oldest GPUs for which Triton has bfloat16 and asynchronous copies."""
 INTERPRETER_PROGRAMS = 8
-"""What counts as filling the interpreter: few, so that tests see long sequences split and short ones not."""
+"""How many programs fill the interpreter: few, so that tests see long sequences split and short ones not."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """How one kernel is cut.
+    """The tile sizes of one kernel.
 
     Attributes:
-        rows: Of a tile: queries (tokens times the heads that share a KV head), or rows of a product.
-        columns: Of a tile: keys per step of the loop, or columns of a product.
-        num_warps: Of 32 threads.
+        rows: Rows of a tile: queries (tokens times the heads that share a KV head), or rows of a product.
+        columns: Columns of a tile: keys per iteration of the loop, or columns of a product.
+        num_warps: Warps of 32 threads.
         num_stages: Loads in flight ahead of the arithmetic.
     """
 
@@ -51,8 +51,8 @@ class TileConfig:
 
 
 _AttentionTable = tuple[tuple[tuple[int, int], TileConfig, TileConfig], ...]
-# (bytes of an element, head size up to) -> sizes for prompts, sizes for decodes. Attention finds its keys through the
-# block table, and Triton halves the stages of loads that wait for loads: 5 stages keep two tiles of keys in flight.
+# (bytes of an element, largest head size) -> sizes for prompts, sizes for decodes. Attention finds its keys through the
+# block table, and Triton halves the stages of loads that depend on loads: 5 stages keep two tiles of keys in flight.
 _HOPPER_ATTENTION: _AttentionTable = (
     ((2, 64), TileConfig(128, 64, 8, 5), TileConfig(16, 128, 4, 5)),
     ((2, 128), TileConfig(128, 64, 8, 5), TileConfig(16, 64, 4, 5)),
@@ -76,10 +76,10 @@ def attention_config(device: torch.device, itemsize: int, head_dim: int, *, deco
     """Sizes for paged attention.
 
     Args:
-        device: That computes.
-        itemsize: bytes of an element of the queries.
-        head_dim: Features per head, 256 at most.
-        decode: One query per sequence, rather than many.
+        device: The device that computes.
+        itemsize: Bytes of an element of the queries.
+        head_dim: Features per head, at most 256.
+        decode: Whether there is one query per sequence, and not many.
     """
     table = _INTERPRETER_ATTENTION
     if not INTERPRETED:
@@ -91,12 +91,12 @@ def attention_config(device: torch.device, itemsize: int, head_dim: int, *, deco
 
 
 def matmul_config(device: torch.device, itemsize: int, num_columns: int) -> TileConfig:
-    """Sizes for a product; they depend on the weight alone, never on the number of rows that are multiplied.
+    """Sizes for a product; they depend only on the weight, never on the number of rows.
 
     Args:
-        device: That computes.
-        itemsize: bytes of an element.
-        num_columns: Of the result.
+        device: The device that computes.
+        itemsize: Bytes of an element.
+        num_columns: Columns of the result.
     """
     if INTERPRETED:
         return TileConfig(16, 16, 1, 1)
@@ -104,21 +104,21 @@ def matmul_config(device: torch.device, itemsize: int, num_columns: int) -> Tile
         return TileConfig(32, 32, 4, 2)
     if not is_tuned(device):
         return TileConfig(32, 32, 4, 2)
-    # Enough tiles for every multiprocessor when the rows fill one tile only, as in a decode.
+    # Enough tiles for every multiprocessor even if the rows fill only one tile, as in a decode.
     columns = next((size for size in (128, 64) if num_columns >= size * num_processors(device)), 32)
     return TileConfig(64, columns, 4, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class LoRAConfig:
-    """How the products of adapters are cut.
+    """The tile sizes for the products of adapters.
 
     Attributes:
         features: Inputs that are multiplied at once, on the way to the ranks.
-        split_features: Inputs that a program takes, a multiple of ``features``: a few rows have few ranks, so that
-            there would be little to compute side by side.
+        split_features: Inputs of one program, a multiple of ``features``; a few rows have few ranks, so without this
+            split there would be little parallel work.
         columns: Outputs of a tile.
-        num_warps: Of 32 threads.
+        num_warps: Warps of 32 threads.
         num_stages: Loads in flight ahead of the arithmetic.
     """
 
@@ -133,8 +133,8 @@ def lora_config(device: torch.device, itemsize: int) -> LoRAConfig:
     """Sizes for adapters; they depend neither on the rows nor on the ranks.
 
     Args:
-        device: That computes.
-        itemsize: bytes of an element.
+        device: The device that computes.
+        itemsize: Bytes of an element.
     """
     if INTERPRETED:
         return LoRAConfig(16, 32, 16, 1, 1)
@@ -145,15 +145,15 @@ def lora_config(device: torch.device, itemsize: int) -> LoRAConfig:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedConfig:
-    """How a product with weights of 4 or 8 bits is cut.
+    """The tile sizes for a product with weights of 4 or 8 bits.
 
     Attributes:
-        rows: Of a tile.
+        rows: Rows of a tile.
         columns: Outputs of a tile.
-        features: Inputs whose numbers of 4 bits are read at once; a multiple of 64. Half are one product, as of 8
-            bits.
-        split_features: Inputs that a program takes at least where few rows are split among several.
-        num_warps: Of 32 threads.
+        features: Inputs whose 4-bit numbers are read at once; a multiple of 64. One product takes half of them, which
+            is also the number of 8-bit inputs read at once.
+        split_features: The fewest inputs of a program if few rows are split among several programs.
+        num_warps: Warps of 32 threads.
         num_stages: Loads in flight ahead of the arithmetic.
     """
 
@@ -169,9 +169,9 @@ def quantized_config(device: torch.device, itemsize: int, *, many: bool) -> Quan
     """Sizes for a product with weights of 4 or 8 bits.
 
     Args:
-        device: That computes.
-        itemsize: bytes of an element of the activations.
-        many: There are more rows than fill a tile for few.
+        device: The device that computes.
+        itemsize: Bytes of an element of the activations.
+        many: Whether there are more rows than a tile for few rows has.
     """
     rows = 64 if many else 16
     if INTERPRETED:
@@ -183,7 +183,7 @@ def quantized_config(device: torch.device, itemsize: int, *, many: bool) -> Quan
 
 @functools.cache
 def is_tuned(device: torch.device) -> bool:
-    """Whether the sizes were chosen for this device; one that has none of its own is named in the log."""
+    """Whether the sizes were chosen for this device; if not, a warning names the device."""
     if INTERPRETED or device.type != "cuda":
         return False
     if capability(device) == HOPPER:
@@ -201,7 +201,7 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 @functools.cache
 def num_processors(device: torch.device) -> int:
-    """Programs that run side by side at least."""
+    """The least number of programs that run in parallel."""
     if INTERPRETED or device.type != "cuda":
         return INTERPRETER_PROGRAMS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -209,16 +209,16 @@ def num_processors(device: torch.device) -> int:
 
 @functools.cache
 def why_no_toolchain() -> str | None:
-    """Why Triton cannot launch anything here, and what would mend it; None if it can.
+    """Why Triton cannot launch kernels here, and how to fix it; None if it can.
 
-    The first launch on a machine builds a small library with the C compiler against Python's headers. Asked for once,
-    here, because slim images have neither; what it built is kept in Triton's cache.
+    The first launch on a machine builds a small library with the C compiler and Python's headers, which slim images
+    lack. So this is checked once, here; Triton keeps the library in its cache.
     """
     if INTERPRETED:
         return None
     try:
-        triton.runtime.driver.active.utils  # noqa: B018 -- looking at it builds and loads the library
-    except Exception as error:  # noqa: BLE001 -- no compiler, no headers, no driver: each raises something else
+        triton.runtime.driver.active.utils  # noqa: B018 -- reading this builds and loads the library
+    except Exception as error:  # noqa: BLE001 -- a missing compiler, header or driver each raise something else
         said = (str(error).strip().splitlines() or [""])[0][:200]
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         return (
@@ -229,10 +229,10 @@ def why_no_toolchain() -> str | None:
 
 
 def has_fp8_instructions(device: torch.device) -> bool:
-    """Whether fp8 is decoded by the device's own instructions rather than by shifting bits."""
+    """Whether the device has instructions that decode fp8; else shifting bits does it."""
     return capability(device) >= FP8_INSTRUCTIONS_SINCE
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is not below a positive number."""
+    """The smallest power of two that is at least ``number``, which must be positive."""
     return 1 << (number - 1).bit_length()

@@ -1,8 +1,8 @@
-"""Which drafts of a step are what was sampled in their places: what each request is given, and its newest token.
+"""Checks a step's drafts against the sampled tokens: returns the tokens that each request gets, and its newest token.
 
-A request's tokens of the step lie side by side: the newest one that is known, then its drafts. Behind each of them a
-token was sampled as if the request had decoded up to there. A draft is kept while it equals what was sampled behind
-the token before it, and the first sample that differs, or the one behind the last draft, is the last that is given.
+A request's tokens in the step are contiguous: its newest known token, then its drafts. Behind each of them, a token was
+sampled as if the request had decoded up to there. A draft is kept as long as it equals the token sampled behind the
+previous one. The request's last token is the first sample that differs, or the one behind the last draft.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from rustvllm.kernels.tuning import LAUNCH_OPTIONS, power_of_two
 
 _BLOCK = 512
-"""Tokens that a program looks at, in as many whole requests as have room."""
+"""The most tokens of one program, which handles as many whole requests as fit."""
 
 
 def verify(
@@ -31,16 +31,16 @@ def verify(
     """Keep the drafts that are right.
 
     Args:
-        sampled: int32 ``[n]``, what was sampled behind each token; −1: nothing.
+        sampled: int32 ``[n]``, the id sampled behind each token; −1 if there is none.
         input_ids: int32 ``[n]``, the tokens; those after the first of a request are its drafts.
         query_start_loc: int32 ``[num_reqs + 1]``, where each request's tokens begin, and the end of the last; a request
             may have none.
-        width: Tokens of a request at most.
-        out: int32, written from its first number on, or from that of its row ``which[0]``: of each request ``width``
-            ids, with −1 after the last that is given.
-        last_token_ids: int32, written: the last id that is given to each request, 0 where there is none.
-        which: int32 ``[1]`` or more; None: ``out`` has no such rows.
-        rows: int32 ``[num_reqs]``, each request's place in ``last_token_ids``; None: they stand there in their order.
+        width: The most tokens of a request.
+        out: int32, written from its beginning, or from the beginning of its row ``which[0]``: ``width`` ids for each
+            request, with −1 after the last that it gets.
+        last_token_ids: int32, written: the last id that each request gets, 0 if there is none.
+        which: int32 ``[1]`` or more; None if ``out`` has no rows to choose from.
+        rows: int32 ``[num_reqs]``, each request's index in ``last_token_ids``; None if they are in order.
     """
     num_reqs = query_start_loc.shape[0] - 1
     if not num_reqs:
@@ -102,11 +102,11 @@ def _verify_kernel(
     column = tl.arange(0, COLUMNS)[None, :]
     place = start[:, None] + column
     sampled = tl.load(sampled_ptr + place, mask=column < num_tokens[:, None], other=-1)
-    # Behind the last token there is no draft: nothing that is sampled equals −2.
+    # Behind the last token there is no draft: no sampled id equals −2.
     draft = tl.load(id_ptr + place + 1, mask=column + 1 < num_tokens[:, None], other=-2)
     num_right = tl.min(tl.where(sampled == draft, COLUMNS, column), 1)
     given = tl.where(column <= num_right[:, None], sampled, -1)
-    # A sample that is none ends what is given before it: a draft is never −1.
+    # A negative sample ends the request's tokens, because a draft is never −1.
     last_column = tl.max(tl.where(given >= 0, column, -1), 1)
     last = tl.sum(tl.where(column == last_column[:, None], given, 0), 1)
     target = out_ptr
