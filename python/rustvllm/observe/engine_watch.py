@@ -1,7 +1,7 @@
-"""``EngineWatch``: everything that watches one engine; the seam between its main loop and traces, metrics and pages.
+"""``EngineWatch``: connects an engine's main loop with everything that observes it: traces, metrics and pages.
 
-The engine says when a step begins and when it has ended. What is recorded of that, and for whom, is decided here and
-never in the loop. Lives in the thread that steps.
+The engine reports when a step begins and ends. What is recorded about it, and for whom, is decided here and never in
+the loop. Used only by the thread that steps.
 """
 
 import logging
@@ -15,15 +15,15 @@ from rustvllm.observe.trace.tracer import LogSink, Tracer, is_debugging
 
 
 class EngineWatch:
-    """Tells observers of each step.
+    """Reports each step to observers.
 
     Args:
-        scheduler: The watched engine's.
+        scheduler: The engine's scheduler.
         step_trace: A file with a line for each step; None disables it.
-        has_clients: Requests come from other processes: the scheduler knows them as ``id@client``.
+        has_clients: Whether requests come from other processes, so that the scheduler knows them as ``id@client``.
 
     Attributes:
-        observers: Called with the times of each step when it has ended, in this order.
+        observers: Called in this order with the times of each step when it has ended.
         tracer: Gets a record of every step and of what it did to requests; None disables tracing.
     """
 
@@ -41,17 +41,17 @@ class EngineWatch:
             self.add(step_trace.record)
 
     def add(self, observer: StepObserver) -> None:
-        """Call an observer from the next step's end on."""
+        """Call an observer at the end of each step from now on."""
         self.observers = (*self.observers, observer)
 
     def remove(self, observer: StepObserver) -> None:
-        """Call an observer no more; it may remove itself while it is called."""
+        """Stop calling an observer; it may remove itself while it is called."""
         self.observers = tuple(each for each in self.observers if each != observer)
 
     def trace_to(self, tracer: Tracer | None) -> None:
         """Replace the tracer, from the next step on; None ends tracing.
 
-        Not while another thread steps.
+        Must not be called while another thread steps.
         """
         if (before := self._step_tracer) is not None:
             self.remove(before.observe)
@@ -62,7 +62,7 @@ class EngineWatch:
             self.add(self._step_tracer.observe)
 
     def begin_step(self) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         if self._step_tracer is None:
             if not is_debugging():
                 return
@@ -75,27 +75,27 @@ class EngineWatch:
             self._step_tracer.begin()
 
     def _end_debugging(self, sink: LogSink) -> None:
-        """The log's level has been raised: end the tracer that was made for it, unless it has other sinks by now."""
+        """End the tracer that was made for the log's DEBUG level, which has been raised, unless it has other sinks."""
         if self.tracer is not None:
             self.tracer.remove_sink(sink)
             if not self.tracer.has_sinks:
                 self.trace_to(None)
 
     def end_step(self, times: StepTimes) -> None:
-        """A step has ended, or has failed: complete its times and tell the observers."""
+        """Note that a step has ended or failed: complete its times and call the observers."""
         if self.observers:
             times.end_ns = monotonic_ns()
             for observe in self.observers:
                 observe(times)
 
     def flush(self) -> None:
-        """Write what waits to be written, and what happened to requests outside of steps."""
+        """Write everything that is waiting, and what happened to requests outside of steps."""
         if self._step_tracer is not None:
             self._step_tracer.flush()
         if self._step_trace is not None:
             self._step_trace.flush()
 
     def close(self) -> None:
-        """End the step trace's file; the tracer belongs to its maker."""
+        """End the step trace's file; the tracer's owner ends the tracer."""
         if self._step_trace is not None:
             self._step_trace.close()

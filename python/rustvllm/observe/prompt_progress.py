@@ -1,4 +1,4 @@
-"""``PromptProgress``: the bar that ``LLM`` shows while it answers."""
+"""``PromptProgress``: the progress bar that ``LLM`` shows while it generates."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from rustvllm.outputs import RequestOutput
 
 
 class PromptProgress:
-    """A progress bar over prompts with tokens per second, read and generated; nothing when it is not wanted."""
+    """A progress bar over prompts, with input and output tokens per second; does nothing if it is not wanted."""
 
     def __init__(self, total: int, wanted: bool | Callable[..., Any]) -> None:
         self._bar: Any = None

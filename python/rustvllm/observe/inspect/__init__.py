@@ -1,1 +1,1 @@
-"""Questions to an engine that runs, and their answers."""
+"""Queries to a running engine, and their answers."""

@@ -1,4 +1,4 @@
-"""A few log lines on a loaded engine: what it serves, where, and how much fits at a time."""
+"""A few log lines about a loaded engine: its model, its device, and how many requests fit at a time."""
 
 from rustvllm.config import CacheConfig, EngineConfig
 
@@ -7,11 +7,11 @@ _HASH_FUNCTIONS = {"siphash13": "SipHash-1-3, 128 bits", "sha256": "SHA-256, the
 
 
 def describe_engine(config: EngineConfig, num_blocks: int) -> list[str]:
-    """Start-up lines: model, device, KV cache and the concurrency it allows.
+    """Start-up lines: model, device, KV cache and the concurrency that it allows.
 
     Args:
-        config: What the engine was built from.
-        num_blocks: KV blocks, the null block included.
+        config: The engine's configuration.
+        num_blocks: KV blocks, including the null block.
     """
     model, cache, scheduler = config.model, config.cache, config.scheduler
     usable = num_blocks - 1
@@ -46,7 +46,7 @@ def describe_engine(config: EngineConfig, num_blocks: int) -> list[str]:
 
 
 def _hash_function(cache: CacheConfig) -> str:
-    """What names a cached block, and for which name of vLLM it stands."""
+    """The hash function that names cached blocks, and vLLM's name that selected it."""
     name = cache.prefix_caching_hash_algo
     asked = "" if name == "builtin" else f" for {name}"
     return f"hash{asked}: {_HASH_FUNCTIONS[cache.hash_algorithm]}, keyed"

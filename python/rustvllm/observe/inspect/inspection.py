@@ -1,11 +1,12 @@
-"""``Inspection``: answers questions about an engine while it runs; questions and answers are JSON.
+"""``Inspection``: answers queries about an engine while it runs; queries and answers are JSON.
 
-| kind | asks for | says |
+| kind | parameters | answer |
 |---|---|---|
 | ``state`` | ``since_step``, ``max_steps``, ``max_requests``, ``max_cells`` | counts, steps, requests, blocks, ranks |
 | ``journey`` | ``do`` (``begin``, ``take``, ``end``), ``request_id``, ``since`` | the records of one request |
+| ``ranks`` | none | the state of each rank |
 
-``docs/dashboard.md`` has the fields. Lives in the thread that steps, between two steps.
+``docs/dashboard.md`` describes the fields. Used only by the thread that steps, between two steps.
 """
 
 import base64
@@ -26,22 +27,22 @@ from rustvllm.process.resident_memory import resident_bytes
 
 KINDS: Final = ("state", "journey", "ranks")
 MAX_REQUESTS: Final = 256
-"""Rows of requests at most."""
+"""The most rows of requests in an answer."""
 MAX_CELLS: Final = 65_536
-"""Cells of the block map at most."""
+"""The most cells of the block map."""
 BLOCK_USES: Final = ("free", "used", "cached", "shared", "null")
-"""What the bytes of the block map mean."""
+"""The meanings of the bytes of the block map."""
 
 
 class RankedExecutor(Protocol):
-    """What an inspection reads of what runs the model."""
+    """The part of an executor that an inspection reads."""
 
     def rank_states(self) -> list[dict[str, Any]]:
-        """How each of several ranks is; see ``Executor``."""
+        """The state of each rank; see ``Executor``."""
 
 
 class InspectedEngine(Protocol):
-    """What an inspection reads of an engine."""
+    """The part of an engine that an inspection reads."""
 
     config: EngineConfig
     scheduler: _core.Scheduler
@@ -51,22 +52,22 @@ class InspectedEngine(Protocol):
 
     @property
     def executor(self) -> RankedExecutor:
-        """What runs the model."""
+        """The engine's executor."""
 
 
 class InspectedAdapters(Protocol):
-    """What an inspection reads of an engine's adapters."""
+    """The part of an engine's adapters that an inspection reads."""
 
     @property
     def names(self) -> Mapping[int, str]:
-        """What each is called, by its number."""
+        """The name of each adapter, by its number."""
 
     def describe(self) -> list[dict[str, Any]]:
-        """A row for each."""
+        """A row for each adapter."""
 
 
 class Inspection:
-    """Answers questions about an engine, and about its adapters where it may have some."""
+    """Answers queries about an engine, and about its adapters if it has any."""
 
     def __init__(self, engine: InspectedEngine, adapters: InspectedAdapters | None = None) -> None:
         self._engine, self._adapters = engine, adapters
@@ -74,7 +75,7 @@ class Inspection:
         self._watch = RequestWatch(engine.watch)
 
     def answer(self, query: Query) -> None:
-        """Answer what was asked. A question that cannot be answered says why; the engine goes on."""
+        """Answer a query, or say why it cannot be answered; the engine goes on in either case."""
         answer_with(query, lambda: json.dumps(self._answer(query), separators=(",", ":")).encode())
 
     def _answer(self, query: Query) -> dict[str, Any]:
@@ -131,10 +132,10 @@ class Inspection:
 
 
 def number(wanted: Mapping[str, Any], name: str, default: int, limit: int) -> int:
-    """A whole number of a question.
+    """Read an integer from a query's parameters.
 
     Raises:
-        InvalidRequestError: It is none, or not from 0 to ``limit``.
+        InvalidRequestError: It is not an integer from 0 to ``limit``.
     """
     value = wanted.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:

@@ -1,7 +1,7 @@
-"""Questions to the thread that steps an engine: :class:`Query`, where they come from, and the queue within a process.
+"""Queries to the thread that steps an engine: :class:`Query`, its sources, and the queue within a process.
 
-They come from other processes through ``_core.EngineServer``, from another thread of this one through
-:class:`QueryQueue`; the thread takes them between two steps (``run_loop.py``) and ``inspection.py`` answers.
+Other processes send queries through ``_core.EngineServer``, other threads of this process through :class:`QueryQueue`.
+The thread takes them between two steps (``run_loop.py``), and ``inspection.py`` answers them.
 """
 
 import concurrent.futures
@@ -16,33 +16,33 @@ from rustvllm.logger import init_logger
 logger = init_logger(__name__)
 
 MAX_OPEN_QUERIES: Final = 8
-"""Questions without an answer, as many as a client of another process may have."""
+"""The most queries without an answer: as many as a client in another process may have."""
 
 
 class Query(Protocol):
-    """A question; its taker answers it once, or fails it."""
+    """A query; the thread that takes it answers it once, or fails it."""
 
     @property
     def kind(self) -> str:
-        """What is asked."""
+        """What kind of query it is."""
 
     @property
     def payload(self) -> bytes:
-        """What is said about it."""
+        """Its parameters."""
 
     def answer(self, answer: bytes, /) -> None:
         """Give the answer."""
 
     def fail(self, message: str, /) -> None:
-        """Say why there is none."""
+        """Say why there is no answer."""
 
 
 def answer_with(query: Query, make: Callable[[], bytes | None]) -> None:
-    """Answer a question, or say why it cannot be answered: the engine goes on in any case.
+    """Answer a query, or say why it cannot be answered; the engine goes on in either case.
 
     Args:
-        query: To be answered, unless that is done later.
-        make: Gives the answer; None: it is given later.
+        query: The query.
+        make: Returns the answer; None if it will be given later.
     """
     try:
         answer = make()
@@ -57,14 +57,14 @@ def answer_with(query: Query, make: Callable[[], bytes | None]) -> None:
 
 
 class QuerySource(Protocol):
-    """Has questions for the thread that steps."""
+    """Has queries for the thread that steps."""
 
     def take_queries(self) -> Sequence[Query]:
-        """Those that wait, oldest first; called after every step, so it must be cheap."""
+        """The waiting queries, oldest first; called after every step, so it must be cheap."""
 
 
 class LocalQuery:
-    """A question from another thread of this process."""
+    """A query from another thread of this process."""
 
     def __init__(self, kind: str, payload: bytes) -> None:
         self.kind, self.payload = kind, payload
@@ -75,15 +75,15 @@ class LocalQuery:
         self.outcome.set_result(answer)
 
     def fail(self, message: str) -> None:
-        """Say why there is none."""
+        """Say why there is no answer."""
         self.outcome.set_exception(QueryError(message))
 
 
 class QueryQueue:
-    """Questions from threads of this process.
+    """Queries from threads of this process.
 
     Args:
-        wake: Called when there is a new one.
+        wake: Called when there is a new query.
     """
 
     def __init__(self, wake: Callable[[], object]) -> None:
@@ -94,11 +94,11 @@ class QueryQueue:
         self._death: str | None = None
 
     def ask(self, kind: str, payload: bytes, timeout: float) -> bytes:
-        """Ask, and wait for the answer.
+        """Send a query, and wait for the answer.
 
         Raises:
-            QueryTimeoutError: There is none within ``timeout`` seconds.
-            QueryError: Too many are open, or the engine says why there is none.
+            QueryTimeoutError: There is no answer within ``timeout`` seconds.
+            QueryError: Too many queries are open, or the engine says why there is no answer.
             EngineDeadError: The engine has ended.
         """
         query = LocalQuery(kind, payload)
@@ -122,7 +122,7 @@ class QueryQueue:
             ) from None
 
     def take_queries(self) -> Sequence[LocalQuery]:
-        """Those that wait, oldest first."""
+        """The waiting queries, oldest first."""
         if not self._waiting:
             return ()
         with self._lock:
@@ -131,7 +131,7 @@ class QueryQueue:
         return taken
 
     def close(self, reason: str) -> None:
-        """The engine has ended: fail the waiting questions, and those still to come, with the reason."""
+        """Fail the waiting queries and all future ones with a reason, because the engine has ended."""
         with self._lock:
             self._death = reason
             taken = list(self._waiting)

@@ -1,6 +1,6 @@
-"""``RequestWatch``: the journeys of a few requests, recorded while a viewer watches them.
+"""``RequestWatch``: records the journeys of a few requests while a viewer watches them.
 
-Nothing is traced before the first watch begins, nor after the last has ended or its watcher has been silent for long.
+Nothing is traced before the first watch begins, or after the last has ended or its viewer has been silent for long.
 """
 
 import threading
@@ -15,18 +15,18 @@ from rustvllm.observe.trace.journey import RequestJourney
 from rustvllm.observe.trace.tracer import Tracer, TraceRecord
 
 MAX_WATCHES: Final = 16
-"""Requests that are watched at the same time."""
+"""The most requests that are watched at the same time."""
 MAX_RECORDS: Final = 8192
-"""Records of each, the newest."""
+"""The most records kept for each request; the newest are kept."""
 PATIENCE_NS: Final = 15 * 10**9
-"""How long a watch lasts after its last question."""
+"""How long a watch lasts after its last query."""
 _MAX_TAKEN: Final = 2048
-"""Records of one answer."""
+"""The most records in one answer."""
 _MAX_ID_CHARS: Final = 512
 
 
 class RequestWatch:
-    """See the module. Lives in the thread that steps."""
+    """See the module. Used only by the thread that steps."""
 
     def __init__(self, engine: EngineWatch) -> None:
         self._engine = engine
@@ -36,11 +36,11 @@ class RequestWatch:
     def answer(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Begin, read or end a watch.
 
-        ``request_id`` is that of the request or the beginning of it: what a server calls ``cmpl-x`` its engine knows as
-        ``cmpl-x-…``.
+        ``request_id`` is the request's id or the beginning of it: if a server calls a request ``cmpl-x``, its engine
+        knows it as ``cmpl-x-…``.
 
         Raises:
-            InvalidRequestError: The question is none, there are too many watches, or there is none of this request.
+            InvalidRequestError: The query is invalid, there are too many watches, or this request is not watched.
         """
         do, request_id = wanted.get("do"), wanted.get("request_id")
         if not isinstance(request_id, str) or not 0 < len(request_id) <= _MAX_ID_CHARS:
@@ -80,12 +80,12 @@ class RequestWatch:
         self._engine.add(self._look_after)
 
     def _take(self, request_id: str, since: int, now: int) -> dict[str, Any]:
-        self._engine.flush()  # what happened outside of steps
+        self._engine.flush()  # adds what happened outside of steps
         watch = self._sink.watches.get(request_id)
         if watch is None:
             raise InvalidRequestError(f"request {request_id!r} is not watched, or no longer; begin again", "request_id")
         watch.last_asked_ns = now
-        with self._sink.lock:  # front ends of the same process write, too
+        with self._sink.lock:  # front ends in this process write records, too
             kept = list(enumerate(watch.journey.records, watch.journey.num_dropped))
         records = [{"index": index, **record.as_dict()} for index, record in kept if index >= since][:_MAX_TAKEN]
         return {
@@ -96,7 +96,7 @@ class RequestWatch:
         }
 
     def _look_after(self, times: StepTimes) -> None:
-        """After a step: end the watches whose viewers have gone."""
+        """End the watches whose viewers have gone; called after each step."""
         if self._sink.drop_silent(times.end_ns):
             self._rest_if_unwatched()
 
@@ -112,7 +112,7 @@ class RequestWatch:
 
 
 class _Watch:
-    """One request that is watched."""
+    """A watched request."""
 
     def __init__(self, request_id: str, now: int) -> None:
         self.journey = RequestJourney(request_id, MAX_RECORDS)
@@ -121,14 +121,14 @@ class _Watch:
         self.steps: set[int] = set()
 
     def is_of(self, request_id: str) -> bool:
-        """Whether an engine's id is the watched request's, or of one of its samples."""
+        """Whether an engine's id belongs to the watched request, or to one of its samples."""
         wanted = self.journey.request_id
         index, underscore, rest = request_id.partition("_")
         return request_id.startswith(wanted) or (bool(underscore) and index.isdigit() and rest.startswith(wanted))
 
 
 class _WatchSink:
-    """Takes the records of what is watched."""
+    """Keeps the records of watched requests."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -136,7 +136,7 @@ class _WatchSink:
         self._planned: dict[int, TraceRecord] = {}
 
     def write(self, record: TraceRecord) -> None:
-        """Take a record."""
+        """Keep a record, if it belongs to a watched request."""
         with self.lock:
             self._write(record)
 
@@ -165,14 +165,14 @@ class _WatchSink:
         watch.is_finished = watch.is_finished or record.event == "finished"
 
     def drop_silent(self, now: int) -> bool:
-        """End the watches that got no question lately; returns whether there was one."""
+        """End the watches that had no query lately; returns whether there were any."""
         silent = [each for each, watch in self.watches.items() if now - watch.last_asked_ns > PATIENCE_NS]
         for request_id in silent:
             del self.watches[request_id]
         return bool(silent)
 
     def flush(self) -> None:
-        """Everything can be read at once."""
+        """Do nothing: records can be read at once."""
 
     def close(self) -> None:
-        """What is known stays."""
+        """Do nothing: the records stay."""

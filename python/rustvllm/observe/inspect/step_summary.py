@@ -1,7 +1,7 @@
-"""``StepSummary``: the last steps of an engine one by one, and the sums of all of them, while a viewer asks.
+"""``StepSummary``: an engine's last steps one by one, and the sums of all, while a viewer queries them.
 
-It observes the engine's steps from the first question on, and stops when the questions stop: an engine without viewers
-does nothing for it.
+It observes the engine's steps from the first query on, and stops when the queries stop, so an engine without viewers
+does no work for it.
 """
 
 from collections import deque
@@ -12,14 +12,14 @@ from rustvllm.observe.engine_watch import EngineWatch
 from rustvllm.observe.steps.times import StepTimes
 
 MAX_STEPS: Final = 256
-"""Steps that are remembered one by one."""
+"""How many steps are kept one by one."""
 PATIENCE_NS: Final = 10 * 10**9
-"""How long after the last question steps are still observed."""
+"""How long steps are observed after the last query."""
 PHASES: Final = ("schedule", "prepare", "forward", "sample", "wait", "update")
 
 
 class StepSummary:
-    """See the module. Lives in the thread that steps."""
+    """See the module. Used only by the thread that steps."""
 
     def __init__(self, engine: EngineWatch) -> None:
         self._engine = engine
@@ -30,14 +30,14 @@ class StepSummary:
         self._num_steps = self._total_ns = self._num_tokens = self._num_reqs = 0
 
     def state(self, since_step: int, max_steps: int) -> dict[str, Any]:
-        """What is known now; asking keeps it observing.
+        """The current summary; each query also extends the observation.
 
         Args:
             since_step: Leave out steps up to this one.
-            max_steps: Of the others, the newest so many.
+            max_steps: How many of the remaining steps to return; the newest.
 
         Returns:
-            ``phases``: their names. ``totals``: the number of observed steps, their nanoseconds by phase and in all,
+            ``phases``: their names. ``totals``: the number of observed steps, their nanoseconds by phase and in total,
             tokens and requests. ``steps``: ``[step, began_ns, num_tokens, num_reqs, nanoseconds of each phase…]``.
         """
         self._last_asked_ns = monotonic_ns()

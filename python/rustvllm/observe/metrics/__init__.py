@@ -1,1 +1,1 @@
-"""What engines count, under vLLM's names: for Prometheus, the log and callers."""
+"""The numbers that engines count, under vLLM's names: for Prometheus, the log and callers."""

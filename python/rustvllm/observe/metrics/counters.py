@@ -1,6 +1,6 @@
-"""What an engine has counted, at one moment: :class:`EngineMetrics`; the same by name, as ``LLM.get_metrics`` gives it.
+"""An engine's counts at one moment: :class:`EngineMetrics`, and the classes of series that ``LLM.get_metrics`` returns.
 
-The numbers are counted in Rust by the thread that schedules (``crates/scheduler/src/metrics.rs``). Here they are read.
+The thread that schedules counts in Rust (``crates/scheduler/src/metrics.rs``); this module reads the counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Self
 from rustvllm import _core
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
-"""Why requests end, as ``request_success`` names it."""
+"""Why requests end, in the names of ``request_success``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class HistogramValues:
 
     Attributes:
         bounds: Upper bounds of the buckets, ascending; the last bucket has none.
-        counts: Values in each bucket alone, one more than there are bounds.
-        sum: Of all values.
+        counts: Values in each single bucket; one more than there are bounds.
+        sum: The sum of all values.
     """
 
     bounds: Sequence[float]
@@ -30,22 +30,22 @@ class HistogramValues:
 
     @property
     def count(self) -> int:
-        """How many values there are."""
+        """The number of values."""
         return sum(self.counts)
 
     def cumulative(self) -> list[int]:
-        """Values up to each bound, and at the end all of them."""
+        """The number of values up to each bound, and at the end the number of all."""
         return list(accumulate(self.counts))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """All that one engine has counted since it was started.
+    """All counts of one engine since its start.
 
     Attributes:
         engine: Its rank.
-        counters: The scheduler's numbers by name (``crates/scheduler/src/stats.rs``).
-        histograms: Times and sizes by name; none with ``disable_log_stats``.
+        counters: The scheduler's counters by name (``crates/scheduler/src/stats.rs``).
+        histograms: Times and sizes by name; empty with ``disable_log_stats``.
     """
 
     engine: int
@@ -54,7 +54,7 @@ class EngineMetrics:
 
     @classmethod
     def from_core(cls, engine: int, counted: "_core.CountedMetrics") -> Self:
-        """What the core gives for one engine."""
+        """Convert what the core returns for one engine."""
         histograms = {name: HistogramValues(*values) for name, values in counted["histograms"].items()}
         return cls(engine, counted["counters"], histograms)
 
@@ -66,8 +66,8 @@ class EngineMetrics:
 
     @property
     def num_waiting(self) -> int:
-        """Waiting requests, including those that the scheduler has yet to look at."""
-        # What the scheduler counts is as of its last step; a request that was never admitted is queued from the start.
+        """Waiting requests, including those that the scheduler has not looked at yet."""
+        # The scheduler's own count is as of its last step; a request that was never admitted is queued from the start.
         return max(self.counters["num_waiting"], self.counters["num_queued"])
 
     @property
@@ -80,11 +80,11 @@ def read_metrics(handle: _core.EngineHandle | _core.EngineClient, timeout: float
     """Read the counters of a handle's engines, without their schedulers or interpreters.
 
     Args:
-        handle: Of an engine in this process, or a client of others.
+        handle: The handle of an engine in this process, or a client of other processes.
         timeout: Seconds to wait for engines in other processes.
 
     Returns:
-        One entry per engine that lives and answers in time.
+        One entry for each engine that is alive and answers in time.
     """
     if isinstance(handle, _core.EngineHandle):
         return [EngineMetrics.from_core(0, handle.metrics())]
@@ -100,8 +100,8 @@ class Metric:
     """One series.
 
     Attributes:
-        name: With its prefix, for example ``vllm:num_requests_running``; a counter's without ``_total``.
-        labels: Among them ``model_name`` and ``engine``.
+        name: The name with its prefix, such as ``vllm:num_requests_running``; a counter's without ``_total``.
+        labels: The labels, including ``model_name`` and ``engine``.
     """
 
     name: str
@@ -117,19 +117,19 @@ class Counter(Metric):
 
 @dataclass(frozen=True, slots=True)
 class Gauge(Metric):
-    """A number as it is now."""
+    """A number that may go up and down."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram(Metric):
-    """How values are spread.
+    """The distribution of values.
 
     Attributes:
-        count: Values.
+        count: The number of values.
         sum: Their sum.
-        buckets: Values up to each bound, by the bound as text; ``+Inf`` is the last.
+        buckets: The number of values up to each bound, by the bound as text; the last is ``+Inf``.
     """
 
     count: int

@@ -1,4 +1,4 @@
-""":class:`DrainRate`: how fast requests leave the waiting queue, to say when a refused one is worth sending again."""
+""":class:`DrainRate`: measures how fast requests leave the waiting queue, to say when to send a refused one again."""
 
 import math
 import time
@@ -6,32 +6,32 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 WINDOW = 10.0
-"""Seconds that a rate is measured over, at most."""
+"""The most seconds over which a rate is measured."""
 MAX_RETRY_AFTER = 60
-"""Longest wait that is advised, in seconds: a forecast beyond it would be a guess."""
+"""The longest advised wait in seconds: a longer forecast would be a guess."""
 _INTERVAL = 0.25
-"""Seconds between two looks at the counters."""
+"""Seconds between two readings of the counters."""
 
 
 class DrainRate:
-    """Remembers the engine's counters over the last seconds. One thread uses it.
+    """Remembers the engine's counters over the last seconds. Used by one thread.
 
-    The engine counts what was scheduled for the first time, in requests and in tokens; nothing is counted here.
+    The engine counts the requests, and their tokens, that it schedules for the first time; this class only reads.
     """
 
     def __init__(self, stats: Callable[[], Mapping[str, float]], clock: Callable[[], float] = time.monotonic) -> None:
-        """Know nothing yet.
+        """Begin without readings.
 
         Args:
-            stats: The scheduler's counters, as ``EngineHandle.stats`` gives them.
-            clock: Seconds.
+            stats: Returns the scheduler's counters, like ``EngineHandle.stats``.
+            clock: Returns the time in seconds.
         """
         self._stats = stats
         self._clock = clock
         self._samples: deque[tuple[float, float, float]] = deque()
 
     def observe(self) -> None:
-        """Look at the counters, unless that was done a moment ago. To be called with every request: it costs little."""
+        """Read the counters, unless that was done a moment ago. Call this with every request; it is cheap."""
         if not self._samples or self._clock() - self._samples[-1][0] >= _INTERVAL:
             self._sample(self._stats())
 
@@ -39,16 +39,16 @@ class DrainRate:
         now, samples = self._clock(), self._samples
         requests, tokens = stats.get("num_admitted_requests", 0), stats.get("num_admitted_tokens", 0)
         if samples and (requests < samples[-1][1] or tokens < samples[-1][2]):
-            samples.clear()  # an engine was started anew
+            samples.clear()  # an engine was restarted
         while samples and now - samples[0][0] > WINDOW:
             samples.popleft()
         samples.append((now, requests, tokens))
 
     def retry_after(self) -> int:
-        """Seconds until what waits now will have been scheduled, at the rate of the last seconds: 1 to 60.
+        """Seconds until what is waiting now will be scheduled, at the rate of the last seconds: from 1 to 60.
 
-        Waiting requests over requests per second, waiting tokens over tokens per second; the longer of the two. When
-        nothing has left since the first look, that is taken for "one request in all this time".
+        This is waiting requests over requests per second, or waiting tokens over tokens per second if that is longer.
+        If no request has left since the first reading, it assumes that one has.
         """
         stats = self._stats()
         self._sample(stats)

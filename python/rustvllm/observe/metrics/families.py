@@ -1,6 +1,6 @@
-"""The metrics under vLLM's names: which there are, of what kind, and where their numbers come from.
+"""The metrics under vLLM's names: their kinds, and the sources of their numbers.
 
-``docs/metrics.md`` says for people what is counted and when.
+``docs/metrics.md`` explains what is counted, and when.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,23 +19,23 @@ from rustvllm.observe.metrics.counters import (
 )
 
 STEP_PHASES = ("schedule", "prepare", "forward", "sample", "wait", "update", "output")
-"""Parts of a step, in their order."""
+"""Parts of a step, in order."""
 
 Kind = Literal["gauge", "counter", "histogram"]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Series of one name.
+    """All series of one name.
 
     Attributes:
-        name: Without prefix, and without the ``_total`` of counters.
-        kind: What it is.
+        name: The name without prefix, and without the ``_total`` of counters.
+        kind: The kind of metric.
         help: One line for people.
-        label: The label that tells its series apart, besides ``model_name`` and ``engine``; empty: there is one series.
-        series: Gives value of the label and number of each series, where they are not the same for every engine.
-        sources: Where each series's number comes from, by the value of that label: the name of a counter or histogram
-            of the core, or a function of all that was counted.
+        label: The label that distinguishes its series, besides ``model_name`` and ``engine``; empty if there is one.
+        series: Returns label value and number of each series, if they are not the same for every engine.
+        sources: The source of each series's number, by the value of that label: the name of a counter or histogram of
+            the core, or a function of all counts.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Family:
     series: "Callable[[EngineMetrics], Iterator[tuple[str, float]]] | None" = None
 
     def values(self, metrics: EngineMetrics) -> "Iterator[tuple[str, float | HistogramValues]]":
-        """Value of the label and number, or histogram, of each series that there is."""
+        """Label value and number, or histogram, of each series."""
         if self.series is not None:
             yield from self.series(metrics)
         for value, source in self.sources.items():
@@ -63,7 +63,7 @@ def _one(name: str, kind: Kind, help_text: str, source: "str | Callable[[EngineM
 
 
 def _accepted_by_position(metrics: EngineMetrics) -> Iterator[tuple[str, float]]:
-    """How often the draft at each place was accepted, up to the farthest that ever was; at least the first."""
+    """How often the draft at each position was accepted, up to the farthest accepted one; at least the first."""
     if (accepted := metrics.histograms.get("accepted_drafts")) is not None:
         numbers = [sum(accepted.counts[position + 1 :]) for position in range(len(accepted.counts) - 1)]
         for position, number in enumerate(numbers):
@@ -210,11 +210,11 @@ FAMILIES = (
         "phase",
     ),
 )
-"""All but ``cache_config_info``, whose one value is 1."""
+"""All metrics except ``cache_config_info``, whose only value is 1."""
 
 
 def cache_config_labels(config: EngineConfig, metrics: EngineMetrics) -> dict[str, str]:
-    """Labels of ``cache_config_info``: how large the KV cache is, and what was asked for."""
+    """Labels of ``cache_config_info``: the size of the KV cache, and its configuration."""
     cache, usable = config.cache, metrics.counters["num_usable_blocks"]
     num_tokens = usable * cache.block_size
     values = {
@@ -233,14 +233,14 @@ def cache_config_labels(config: EngineConfig, metrics: EngineMetrics) -> dict[st
 
 
 def shown_bound(bound: float) -> str:
-    """A bucket's bound as its label."""
+    """The label of a bucket's bound."""
     return repr(float(bound))
 
 
 def as_metrics(
     engines: list[EngineMetrics], config: EngineConfig, model_name: str, prefix: str = METRICS_PREFIX
 ) -> list[Metric]:
-    """Every series by name, for programs."""
+    """All series with their names, for programs."""
     series: list[Metric] = []
     for family in FAMILIES:
         for engine in engines:

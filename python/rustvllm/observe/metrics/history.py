@@ -1,7 +1,7 @@
-"""``MetricsHistory``: what engines did over the last hour and the last minute, from their counters.
+"""``MetricsHistory``: what engines did during the last hour and the last minute, from their counters.
 
-It holds a point for every 15 seconds, each a few numbers per engine, and needs nothing in between: percentiles come
-from the difference of two readings of a histogram, as Prometheus computes them.
+It has a point for every 15 seconds, with a few numbers per engine, and needs no other readings: percentiles come from
+the difference between two readings of a histogram, as Prometheus computes them.
 """
 
 import json
@@ -13,11 +13,11 @@ from typing import Any, Final, Self
 from rustvllm.observe.metrics.counters import EngineMetrics
 
 INTERVAL_SECONDS: Final = 15.0
-"""Between two points."""
+"""Seconds between two points."""
 MAX_POINTS: Final = 240
-"""An hour of them."""
+"""The number of points in an hour."""
 _NUM_READINGS: Final = 5
-"""Readings that are kept whole: those of the last minute."""
+"""How many readings are kept completely: those of the last minute."""
 _LATENCIES: Final = {"ttft": "time_to_first_token", "itl": "inter_token_latency"}
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _REFUSALS: Final = ("num_rejected_max_num_queued_reqs", "num_rejected_max_num_queued_tokens", "num_queue_timeouts")
@@ -37,16 +37,16 @@ COLUMNS: Final = (
     *_COUNTS,
     *(f"{latency}_{quantile}" for latency in _LATENCIES for quantile in _QUANTILES),
 )
-"""The numbers of a row: gauges, tokens per second, how many, and seconds; None where there was nothing to measure."""
+"""The numbers of a row: gauges, tokens per second, counts, and seconds; None where there was nothing to measure."""
 
 
 def quantile_of(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """The value that ``share`` of the observations of a histogram do not exceed, evenly spread within their bucket.
+    """The value that a ``share`` of a histogram's observations do not exceed, if each bucket is evenly filled.
 
     Args:
-        bounds: Upper bounds of the buckets, ascending; the last bucket has none and counts as its lower bound.
-        counts: Observations in each bucket alone, one more than there are bounds.
-        share: 0 to 1.
+        bounds: Upper bounds of the buckets, ascending; the last bucket has none, and counts as its lower bound.
+        counts: Observations in each single bucket; one more than there are bounds.
+        share: From 0 to 1.
 
     Returns:
         None if there are no observations.
@@ -67,7 +67,7 @@ def quantile_of(bounds: Sequence[float], counts: Sequence[int], share: float) ->
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The counters of an engine, or of several together, that a row needs."""
+    """The counters of one or several engines that a row needs."""
 
     running: int
     waiting: int
@@ -78,7 +78,7 @@ class _Reading:
 
     @classmethod
     def of(cls, metrics: EngineMetrics) -> Self:
-        """What is kept of an engine's counters."""
+        """The part of an engine's counters that is kept."""
         names = [*_RATES.values(), *(name for group in _COUNTS.values() for name in group)]
         values = metrics.counters
         kept = {name: metrics.histograms[name] for name in _LATENCIES.values() if name in metrics.histograms}
@@ -93,7 +93,7 @@ class _Reading:
 
     @classmethod
     def together(cls, readings: Sequence[Self]) -> Self:
-        """Several engines as one."""
+        """Combine several engines."""
         first = readings[0]
         return cls(
             sum(each.running for each in readings),
@@ -108,7 +108,7 @@ class _Reading:
         )
 
     def since(self, before: Self | None) -> Self:
-        """This one with the counts since another; all of them if there is none, or the engine counts from 0 again."""
+        """The reading with only the counts since another; all counts if there is none, or if the engine restarted."""
         counts_again = before is None or self.histograms.keys() != before.histograms.keys()
         if before is None or counts_again or any(self.counters[name] < was for name, was in before.counters.items()):
             return self
@@ -125,11 +125,11 @@ class _Reading:
         )
 
     def totals(self) -> dict[str, int]:
-        """What was counted, by column."""
+        """The sums of the counters, by column."""
         return {name: sum(self.counters[each] for each in group) for name, group in _COUNTS.items()}
 
     def row(self, seconds: float) -> list[float | None]:
-        """The numbers of :data:`COLUMNS`, of counts that took so many seconds."""
+        """The numbers of :data:`COLUMNS`, if the counts took ``seconds``."""
         used = self.usable_blocks - self.free_blocks
         row: list[float | None] = [self.running, self.waiting, round(used / max(self.usable_blocks, 1), 4)]
         row += [round(self.counters[name] / max(seconds, 1e-9), 2) for name in _RATES.values()]
@@ -143,9 +143,9 @@ class _Reading:
 
 
 class MetricsHistory:
-    """Remembers readings of the engines' counters; the caller takes them, at about :data:`INTERVAL_SECONDS`.
+    """Remembers readings of the engines' counters, which the caller makes about every :data:`INTERVAL_SECONDS`.
 
-    One thread uses it. An hour takes some 100 KB per engine.
+    Used by one thread. An hour takes about 100 KB per engine.
     """
 
     def __init__(self) -> None:
@@ -154,24 +154,24 @@ class MetricsHistory:
         self._num_points = 0
 
     def add(self, monotonic: float, unix: float, engines: Sequence[EngineMetrics]) -> None:
-        """Take a reading; from the second on each makes a point.
+        """Add a reading; each but the first makes a point.
 
         Args:
-            monotonic: Seconds by a clock that does not jump.
-            unix: Seconds by the clock on the wall.
-            engines: Those that answered.
+            monotonic: Seconds of a clock that does not jump.
+            unix: Seconds of the wall clock.
+            engines: The engines that answered.
         """
         now = {metrics.engine: _Reading.of(metrics) for metrics in engines}
         if self._readings:
             then, before = self._readings[-1]
             self._num_points += 1
             point = {"number": self._num_points, "time": round(unix, 1), **_rows(now, before, monotonic - then)}
-            # Written once, so that a viewer who wants the hour holds up no stream.
+            # Rendered only once, so that a viewer who wants the whole hour does not delay streams.
             self._points.append((self._num_points, json.dumps(point, separators=(",", ":"))))
         self._readings.append((monotonic, now))
 
     def recent(self, monotonic: float, engines: Sequence[EngineMetrics]) -> dict[str, Any]:
-        """The last minute up to now, or less when less is known, and the counts since the start; no point is made."""
+        """The last minute, or as much as is known, and the counts since the start; does not make a point."""
         now = {metrics.engine: _Reading.of(metrics) for metrics in engines}
         then, before = self._readings[0] if self._readings else (monotonic, {})
         seconds = monotonic - then
@@ -184,14 +184,14 @@ class MetricsHistory:
         }
 
     def as_json(self, since: int) -> str:
-        """The points after the one of that number, oldest first, with what their numbers mean."""
+        """The points after number ``since``, oldest first, with the meaning of their numbers."""
         head = json.dumps({"seconds": INTERVAL_SECONDS, "columns": COLUMNS}, separators=(",", ":"))
         points = ",".join(point for number, point in self._points if number > since)
         return f'{head[:-1]},"points":[{points}]}}'
 
 
 def _rows(now: Mapping[int, _Reading], before: Mapping[int, _Reading], seconds: float) -> dict[str, Any]:
-    """A row of each engine, and one of all together."""
+    """A row for each engine, and one for all together."""
     changes = {rank: reading.since(before.get(rank)) for rank, reading in now.items()}
     return {
         "all": _Reading.together(list(changes.values())).row(seconds) if changes else None,

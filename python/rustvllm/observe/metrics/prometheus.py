@@ -1,7 +1,7 @@
-"""Metrics as Prometheus reads them: text format 0.0.4, or OpenMetrics 1.0.
+"""Renders metrics for Prometheus: text format 0.0.4, or OpenMetrics 1.0.
 
-A scrape has some 1,100 lines per engine, and the process that answers it has streams to serve meanwhile. The constant
-part of a line is put together once, so that a scrape is a pass over the numbers.
+A scrape has about 1,100 lines per engine, and the process that answers it also serves streams. The constant part of
+each line is made only once, so that a scrape is a single pass over the numbers.
 """
 
 import time
@@ -26,12 +26,12 @@ class PrometheusText:
     """Renders the metrics of one server's engines. One thread uses it at a time."""
 
     def __init__(self, config: EngineConfig, model_name: str, prefix: str = METRICS_PREFIX) -> None:
-        """Nothing is rendered yet.
+        """Begin without rendered lines.
 
         Args:
-            config: Of the engines.
-            model_name: Label of every series.
-            prefix: Before every name.
+            config: The configuration of the engines.
+            model_name: The model label of every series.
+            prefix: The prefix of every name.
         """
         self._config = config
         self._model_name = model_name
@@ -47,13 +47,13 @@ class PrometheusText:
         *,
         openmetrics: bool = False,
     ) -> str:
-        """All series of all engines.
+        """Render all series of all engines.
 
         Args:
-            engines: What each has counted.
-            adapters: By engine the names of the adapters of its running and of its waiting requests.
-            ranks: By engine how each of its several ranks is, as ``Executor.rank_states`` says it.
-            openmetrics: Render OpenMetrics 1.0 instead of text 0.0.4; they differ in the heads of counters, and an end.
+            engines: The counts of each engine.
+            adapters: By engine, the names of the adapters of its running and of its waiting requests.
+            ranks: By engine, the state of each of its ranks, from ``Executor.rank_states``.
+            openmetrics: Whether to render OpenMetrics 1.0, which has other heads of counters and an end line.
         """
         out: list[str] = []
         for family in FAMILIES:

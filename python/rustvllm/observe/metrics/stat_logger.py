@@ -1,4 +1,4 @@
-""":class:`StatLogger`: receives engine statistics periodically; the line in the log is one."""
+""":class:`StatLogger`: receives engine statistics periodically; one implementation writes a line to the log."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ logger = init_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """An engine's scheduler as it is now.
+    """The current state of an engine's scheduler.
 
     Attributes:
-        num_running_reqs: Requests that run.
-        num_waiting_reqs: Requests that wait.
+        num_running_reqs: Running requests.
+        num_waiting_reqs: Waiting requests.
         kv_cache_usage: Share of the KV blocks in use, 0 to 1.
         prefix_cache_queries: Prompt tokens looked up since the last record.
-        prefix_cache_hits: Of these, found.
+        prefix_cache_hits: How many of these were found.
     """
 
     num_running_reqs: int
@@ -35,14 +35,14 @@ class IterationStats:
     """What an engine's steps did since the last record.
 
     Attributes:
-        seconds: How long that was.
+        seconds: The time since the last record.
         num_steps: Steps.
-        num_prompt_tokens: Tokens of prompts that were completed.
-        num_prompt_tokens_cached: Of these, not computed.
-        num_generation_tokens: Tokens that were sampled.
+        num_prompt_tokens: Tokens of completed prompts.
+        num_prompt_tokens_cached: How many of these were not computed.
+        num_generation_tokens: Sampled tokens.
         num_preempted_reqs: Preemptions.
         num_finished_reqs: Requests that ended, by reason.
-        metrics: All that was counted since the engine was started.
+        metrics: All counts since the engine's start.
     """
 
     seconds: float
@@ -56,18 +56,18 @@ class IterationStats:
 
 
 class StatLogger:
-    """Hears of one engine. Subclass it, and give the class, or a function that makes one, as ``stat_loggers``.
+    """Receives the statistics of one engine. Pass a subclass, or a function that makes one, as ``stat_loggers``.
 
-    It is called in a thread of its own, every ``RUSTVLLM_LOG_STATS_INTERVAL`` seconds, and once more at the end; what
-    it raises is logged and changes nothing.
+    It is called in its own thread, every ``RUSTVLLM_LOG_STATS_INTERVAL`` seconds, and once more at the end; an error
+    that it raises is logged and has no other effect.
     """
 
     def __init__(self, config: EngineConfig, engine_index: int = 0) -> None:
-        """Make one for an engine.
+        """Make a logger for an engine.
 
         Args:
-            config: What the engine was built from.
-            engine_index: Its rank.
+            config: The engine's configuration.
+            engine_index: The engine's rank.
         """
         self.config = config
         self.engine_index = engine_index
@@ -75,21 +75,21 @@ class StatLogger:
     def record(
         self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None, engine_idx: int = 0
     ) -> None:
-        """Take the news of an interval; both are there, always."""
+        """Receive the statistics of an interval; neither of the first two is ever None."""
 
     def log(self) -> None:
-        """Say what there is to say, after :meth:`record`."""
+        """Report; called after :meth:`record`."""
 
     def log_engine_initialized(self) -> None:
-        """The engine serves from now on."""
+        """Called when the engine begins to serve."""
 
 
 StatLoggerFactory: TypeAlias = Callable[[EngineConfig, int], StatLogger]
-"""Makes a logger for the engine of a rank: a subclass of :class:`StatLogger`, or a function."""
+"""Makes a logger for the engine of a given rank: a subclass of :class:`StatLogger`, or a function."""
 
 
 class LoggingStatLogger(StatLogger):
-    """One line per interval in which there was something to do."""
+    """Logs one line per interval with activity."""
 
     def __init__(self, config: EngineConfig, engine_index: int = 0) -> None:
         super().__init__(config, engine_index)
@@ -99,7 +99,7 @@ class LoggingStatLogger(StatLogger):
     def record(
         self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None, engine_idx: int = 0
     ) -> None:
-        """Make the line, if there was traffic."""
+        """Make the line, if there was activity."""
         self._line = ""
         if scheduler_stats is None or iteration_stats is None:
             return

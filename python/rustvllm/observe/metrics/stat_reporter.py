@@ -1,4 +1,4 @@
-""":class:`StatReporter`: reads what engines have counted every few seconds and tells their :class:`StatLogger`."""
+""":class:`StatReporter`: reads engines' counts every few seconds and passes them to their :class:`StatLogger`."""
 
 import atexit
 import threading
@@ -15,16 +15,16 @@ from rustvllm.observe.metrics.stat_logger import IterationStats, SchedulerStats,
 logger = init_logger(__name__)
 
 _END_TIMEOUT = 1.0
-"""Seconds to wait at the end for loggers that are still at work."""
+"""Seconds to wait at the end for loggers that are still running."""
 
 
 class StatReporter:
-    """A thread that sleeps, reads, tells.
+    """A thread that periodically reads the counts and calls the loggers.
 
     Args:
-        source: What each engine has counted; it must keep nothing alive that ends the reporter when it is dropped.
-        loggers: What makes the loggers, once for each engine that is seen.
-        config: Of the engines.
+        source: Returns the counts of each engine; must not keep an object alive that ends the reporter when dropped.
+        loggers: Functions that make the loggers; called once for each engine.
+        config: The configuration of the engines.
 
     Raises:
         ConfigError: ``RUSTVLLM_LOG_STATS_INTERVAL`` is not a number of seconds.
@@ -42,27 +42,27 @@ class StatReporter:
         self._interval = envs.log_stats_interval()
         self._loggers: dict[int, list[StatLogger]] = {}
         self._last: dict[int, tuple[float, Mapping[str, int]]] = {}
-        self._lock = threading.Lock()  # of the loggers: a caller may tell them between two turns of the thread
+        self._lock = threading.Lock()  # for the loggers, which a caller may call between two turns of the thread
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rustvllm-stats", daemon=True)
 
     def start(self) -> None:
-        """Read for the first time, and begin."""
+        """Make the first reading, and start the thread."""
         self.look()
         self._thread.start()
-        # A thread that comes back from native code into an interpreter that is ending takes the process down.
+        # A thread that returns from native code while the interpreter shuts down would crash the process.
         atexit.register(self.stop)
 
     def look(self) -> None:
-        """Read what was counted, from which the next interval counts."""
+        """Read the counts, at which the next interval begins."""
         self._look(tell=False)
 
     def tell(self) -> None:
-        """Read, and tell the loggers now."""
+        """Read the counts, and call the loggers now."""
         self._look(tell=True)
 
     def stop(self) -> None:
-        """Tell the rest, as far as engines still answer, and end. Idempotent."""
+        """Report the rest, as far as engines still answer, and end. Idempotent."""
         self._stopping.set()
         atexit.unregister(self.stop)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -76,7 +76,7 @@ class StatReporter:
     def _look(self, *, tell: bool) -> None:
         try:
             engines = self._source()
-        except Exception as error:  # noqa: BLE001 -- an engine that is going
+        except Exception as error:  # noqa: BLE001 -- the engine is ending
             logger.debug("no statistics: %s", error)
             return
         with self._lock:
@@ -97,7 +97,7 @@ class StatReporter:
         if not tell:
             return
         if counters["num_requests"] < before["num_requests"]:
-            before = dict.fromkeys(counters, 0)  # an engine was started in this one's place
+            before = dict.fromkeys(counters, 0)  # a new engine has replaced this one
         scheduler_stats, iteration_stats = _interval_stats(metrics, before, now - then)
         for each in self._loggers[rank]:
             with _logged(rank):
@@ -107,7 +107,7 @@ class StatReporter:
 
 @contextmanager
 def _logged(rank: int) -> Iterator[None]:
-    """What a logger raises is logged: the others, and the engine, have nothing to do with it."""
+    """Log an error that a logger raises, so that it affects neither other loggers nor the engine."""
     try:
         yield
     except Exception as error:

@@ -1,8 +1,8 @@
-"""``StepTrace``: when each step of an engine was planned, launched, sampled and taken in, one JSON object per line.
+"""``StepTrace``: when each step of an engine was planned, launched, sampled and processed, as one JSON object per line.
 
-``{"step":n,"schedule_ns":…,"launch_ns":…,"done_ns":…,"update_ns":…,"num_tokens":…,"num_reqs":…}``, times in
-nanoseconds of CLOCK_MONOTONIC: before the scheduler was asked, when the executor was given the step, when its samples
-were there (or it had failed), and when the scheduler had taken them.
+``{"step":n,"schedule_ns":…,"launch_ns":…,"done_ns":…,"update_ns":…,"num_tokens":…,"num_reqs":…}``, with times in
+nanoseconds of CLOCK_MONOTONIC: before the scheduler was called, when the executor got the step, when its samples had
+arrived (or it had failed), and when the scheduler had processed them.
 """
 
 from pathlib import Path
@@ -15,17 +15,17 @@ from rustvllm.process.private_file import open_private
 logger = init_logger(__name__)
 
 MAX_BUFFERED_STEPS = 4096
-"""So many lines are kept before they are written: some 600 KiB."""
+"""The most lines that are kept before they are written: about 600 KiB."""
 
 
 class StepTrace:
-    """Collects lines; writes them when there are many, when the engine is idle and at the end."""
+    """Collects lines; writes them when there are many, when the engine is idle, and at the end."""
 
     def __init__(self, path: Path) -> None:
         """Begin an empty file.
 
         Raises:
-            ConfigError: It cannot be written.
+            ConfigError: The file cannot be written.
         """
         self._path = path
         self._steps: list[StepTimes] = []
@@ -35,13 +35,13 @@ class StepTrace:
             raise ConfigError(f"step_trace_file {str(path)!r} cannot be written: {error.strerror}") from error
 
     def record(self, times: StepTimes) -> None:
-        """Remember a step."""
+        """Keep a step."""
         self._steps.append(times)
         if len(self._steps) >= MAX_BUFFERED_STEPS:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was remembered. A disk that is full ends the trace, not the engine."""
+        """Write the kept steps. A full disk ends the trace, not the engine."""
         steps, self._steps = self._steps, []
         if not steps or self._file.closed:
             return
@@ -66,5 +66,5 @@ class StepTrace:
     def _close(self) -> None:
         try:
             self._file.close()
-        except OSError as error:  # it writes what it still holds
+        except OSError as error:  # closing writes the buffered rest
             logger.debug("closing the step trace: %s", error)

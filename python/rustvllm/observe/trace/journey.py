@@ -1,4 +1,4 @@
-"""``RequestJourney``: what happened to one request, taken from the records of all, and as JSON."""
+"""``RequestJourney``: the records of one request, selected from those of all, and as JSON."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,15 +7,15 @@ from typing import Any, Final
 from rustvllm.observe.trace.tracer import TraceRecord
 
 MAX_RECORDS: Final = 4096
-"""Records that are kept, the newest."""
+"""The most records that are kept; the newest are kept."""
 
 
 class RequestJourney:
-    """What happened to one request, oldest first; the steps that it was in are part of it.
+    """The records of one request, oldest first, including those of its steps.
 
     Attributes:
-        request_id: Whose.
-        num_dropped: Records that were too many: the oldest ones.
+        request_id: The request's id.
+        num_dropped: How many records, the oldest ones, were dropped because there were too many.
     """
 
     def __init__(self, request_id: str, max_records: int = MAX_RECORDS) -> None:
@@ -26,7 +26,7 @@ class RequestJourney:
 
     @classmethod
     def of(cls, request_id: str, records: Iterable[TraceRecord]) -> "RequestJourney":
-        """The journey of a request, from the records of all requests in the order of their time."""
+        """The journey of a request, from the records of all requests in chronological order."""
         kept = list(records)
         journey = cls(request_id, max_records=max(1, len(kept)))
         steps = {record.step for record in kept if record.event == "scheduled" and journey.is_mine(record)}
@@ -44,21 +44,21 @@ class RequestJourney:
         return list(self._records)
 
     def is_mine(self, record: TraceRecord) -> bool:
-        """Whether a record is of this request, or of one of its samples (``0_id``, ``1_id``, …)."""
+        """Whether a record belongs to this request, or to one of its samples (``0_id``, ``1_id``, …)."""
         return record.request_id is not None and own_request_id(record.request_id, self.request_id)
 
     def add(self, record: TraceRecord) -> None:
-        """Take a record of the request, or of a step that it was in."""
+        """Add a record of the request, or of one of its steps."""
         if len(self._records) >= self._max_records:
             self._records.popleft()
             self.num_dropped += 1
         self._records.append(record)
 
     def as_json(self, since: int = 0) -> list[dict[str, Any]]:
-        """The records as what ``json.dumps`` takes, with ``index`` (from 0) and ``at_ms``, from the first of them on.
+        """The records for ``json.dumps``, with ``index`` (from 0) and ``at_ms``, the time since the first kept record.
 
         Args:
-            since: Leave out those with a smaller index: what the caller has already.
+            since: Leave out records with a smaller index, which the caller already has.
         """
         if not self._records:
             return []
@@ -72,7 +72,7 @@ class RequestJourney:
 
 
 def own_request_id(request_id: str, wanted: str) -> bool:
-    """Whether an engine's id is that of a request, or of one of its samples."""
+    """Whether an engine's id belongs to a request, or to one of its samples."""
     if request_id == wanted:
         return True
     index, underscore, rest = request_id.partition("_")

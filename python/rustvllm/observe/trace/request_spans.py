@@ -1,8 +1,8 @@
-"""``RequestSpans``: one OpenTelemetry span for each request that has ended, as vLLM names and fills it.
+"""``RequestSpans``: one OpenTelemetry span for each request that has ended, with vLLM's names and attributes.
 
-The SDK is optional (``pip install 'rustvllm[otel]'``). Its batch processor sends spans in a thread of its own and drops
-what a collector does not take in time, so that no request waits. ``OTEL_SERVICE_NAME``, ``OTEL_EXPORTER_OTLP_HEADERS``
-and the SDK's other variables are its own affair.
+The SDK is optional (``pip install 'rustvllm[otel]'``). Its batch processor sends spans in its own thread, and drops
+those that a collector does not take in time, so that no request waits. The SDK itself reads ``OTEL_SERVICE_NAME``,
+``OTEL_EXPORTER_OTLP_HEADERS`` and its other variables.
 """
 
 import atexit
@@ -19,19 +19,19 @@ SPAN_NAME: Final = "llm_request"
 TRACE_HEADERS: Final = ("traceparent", "tracestate")
 """Headers of the W3C trace context."""
 GRPC_PORT: Final = 4317
-"""Where collectors take gRPC; elsewhere it is HTTP, unless ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` says otherwise."""
+"""Port where collectors expect gRPC; for others it is HTTP, unless ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` is set."""
 CLOSE_SECONDS: Final = 0.3
 """How long the end of a server waits for the last spans to be sent."""
 EXIT_SECONDS: Final = 5.0
-"""The same of a program with an ``LLM``."""
+"""How long a program with an ``LLM`` waits at its end for the last spans to be sent."""
 
 
 class RequestSpans:
-    """Makes spans and hands them to a collector.
+    """Makes spans and sends them to a collector.
 
     Args:
-        endpoint: Its URL.
-        exporter: Takes the spans in its place; for tests.
+        endpoint: The collector's URL.
+        exporter: Takes the spans instead; for tests.
 
     Raises:
         ConfigError: The SDK is not installed.
@@ -68,13 +68,13 @@ class RequestSpans:
         """Make the span of a request that has ended.
 
         Args:
-            attributes: What it was, by the names of OpenTelemetry; None is left out.
-            arrival: Its beginning, in seconds of ``time.monotonic``.
-            finished: Its end, likewise.
-            trace_headers: The span's parent, as the client sent it.
+            attributes: The request's attributes, by OpenTelemetry's names; values that are None are left out.
+            arrival: When it began, in seconds of ``time.monotonic``.
+            finished: When it ended, in seconds of ``time.monotonic``.
+            trace_headers: The span's parent, as sent by the client.
             error: Why it failed.
         """
-        # Spans are dated by the clock on the wall; it may have been set since, so that all is counted back from now.
+        # Spans need wall-clock times; that clock may have been set meanwhile, so all times are computed back from now.
         offset = time.time() - time.monotonic()
         span = self._tracer.start_span(
             SPAN_NAME,
@@ -88,19 +88,19 @@ class RequestSpans:
         span.end(int((finished + offset) * 1e9))
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Send what waits, for so many seconds at most; idempotent."""
+        """Send the waiting spans, for at most ``timeout`` seconds; idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
         atexit.unregister(self.close)
-        # In a thread that is abandoned if need be: the SDK's own limits do not end a request that is under way.
+        # In a thread that may be abandoned, because the SDK's own limits do not end a transfer that has begun.
         sender = threading.Thread(target=self._processor.force_flush, name="rustvllm-spans", daemon=True)
         sender.start()
         sender.join(timeout)
 
 
 def trace_context(headers: Mapping[str, str]) -> dict[str, str]:
-    """The W3C trace context among a request's headers (names in lower case)."""
+    """The W3C trace context in a request's headers (names in lower case)."""
     return {name: headers[name] for name in TRACE_HEADERS if name in headers}
 
 

@@ -1,4 +1,4 @@
-"""Which sinks a :class:`~rustvllm.config.TracingConfig` asks for, process by process."""
+"""Makes the sinks that a :class:`~rustvllm.config.TracingConfig` asks for, for each process."""
 
 import logging
 
@@ -28,10 +28,10 @@ def make_tracer(
     """The tracer of one process; None if neither the configuration nor the log's level asks for records.
 
     Args:
-        tracing: What is asked for.
-        process_name: What a trace file calls the process.
-        owns_file: The process begins the trace file and ends it; others append to it.
-        has_overlap: Two steps of its engine may be under way at a time.
+        tracing: The configuration.
+        process_name: The name of the process in a trace file.
+        owns_file: Whether the process begins and ends the trace file; others append to it.
+        has_overlap: Whether two steps of its engine may overlap.
         callback: Called with every record.
         on_status_change: Called with every change of a request's status.
 

@@ -1,4 +1,4 @@
-"""The start of an engine as records: what was asked for, what became of it, and how long each part took."""
+"""Records the start of an engine: the arguments, the configuration made from them, and how long each part took."""
 
 import dataclasses
 import os
@@ -13,12 +13,12 @@ from rustvllm.text.tokenizer import Tokenizer
 
 
 def note_command_line(tracer: Tracer | None, command_line: str, began_ns: int | None = None) -> None:
-    """What was started.
+    """Record the command that was started.
 
     Args:
-        tracer: Takes the record; None writes none.
-        command_line: Without secrets.
-        began_ns: When, in nanoseconds of ``time.monotonic_ns``; None: now.
+        tracer: Takes the record; None records nothing.
+        command_line: The command line without secrets.
+        began_ns: When it started, in nanoseconds of ``time.monotonic_ns``; None: now.
     """
     if tracer is not None:
         extras = {"command_line": command_line, "pid": os.getpid(), "version": __version__}
@@ -27,7 +27,7 @@ def note_command_line(tracer: Tracer | None, command_line: str, began_ns: int | 
 
 
 def note_configuration(tracer: Tracer | None, args: EngineArgs, config: EngineConfig, began_ns: int) -> None:
-    """The arguments that are not the default, and the configuration that was made of them since ``began_ns``."""
+    """Record the arguments that are not the default, and the configuration that was made of them since ``began_ns``."""
     if tracer is None:
         return
     given = {
@@ -53,10 +53,10 @@ def note_configuration(tracer: Tracer | None, args: EngineArgs, config: EngineCo
 
 
 def load_tokenizer(config: EngineConfig, tracer: Tracer | None) -> Tokenizer | None:
-    """The tokenizer of a configuration; None with ``skip_tokenizer_init``.
+    """Load the tokenizer of a configuration; None with ``skip_tokenizer_init``.
 
     Raises:
-        ModelLoadError: It cannot be read.
+        ModelLoadError: The tokenizer cannot be read.
     """
     if (folder := config.model.tokenizer_path) is None:
         return None

@@ -1,7 +1,7 @@
-"""``StepTracer``: an engine's steps and what they do to requests, as records of a ``Tracer``.
+"""``StepTracer``: turns an engine's steps, and what they do to requests, into records of a ``Tracer``.
 
-The scheduler keeps a list of events (``crates/scheduler/src/scheduler/events.rs``); they are taken after each step and
-put in order with the times of that step. Lives in the engine's thread.
+The scheduler keeps a list of events (``crates/scheduler/src/scheduler/events.rs``), which are taken after each step and
+sorted together with the times of the step. Used only by the engine's thread.
 """
 
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ class StepTracer:
     """Observes the steps of one engine.
 
     Args:
-        scheduler: Whose events; this object is called in its thread only.
-        tracer: Where the records go.
-        has_clients: Requests come from other processes: the scheduler knows them as ``id@client``.
+        scheduler: The engine's scheduler; this object must only be called in its thread.
+        tracer: Takes the records.
+        has_clients: Whether requests come from other processes, so that the scheduler knows them as ``id@client``.
     """
 
     def __init__(self, scheduler: _core.Scheduler, tracer: Tracer, *, has_clients: bool = False) -> None:
@@ -33,18 +33,18 @@ class StepTracer:
         self._has_begun = False
 
     def begin(self) -> None:
-        """Before each step: the first time the scheduler begins to keep events, and this thread is its owner."""
+        """Call this before each step; the first call makes the scheduler keep events, in the thread that owns it."""
         if not self._has_begun:
             self._has_begun = True
             self._scheduler.set_trace(True, with_tokens=True)
 
     def end(self) -> None:
-        """Have the scheduler keep no more events."""
+        """Make the scheduler stop keeping events."""
         if self._has_begun:
             self._scheduler.set_trace(False)
 
     def observe(self, times: StepTimes) -> None:
-        """Write what a step was and did, in the order in which it happened (:data:`StepObserver`)."""
+        """Write the records of a step in chronological order (:data:`StepObserver`)."""
         step = times.step
         counters = self._scheduler.stats()
         records = [
@@ -94,13 +94,13 @@ class StepTracer:
             self._tracer.write(record)
 
     def flush(self) -> None:
-        """Write what happened outside of a step: nothing can run now."""
+        """Write what happened outside of steps: there is nothing to run now."""
         for record in self._events(0):
             self._tracer.write(record)
         self._tracer.flush()
 
     def _events(self, done_ns: int) -> list[TraceRecord]:
-        """The scheduler's events since the last call; tokens were there at ``done_ns``."""
+        """The scheduler's events since the last call; tokens get the time ``done_ns``."""
         events, num_dropped = self._scheduler.take_events()
         records = [self._record(event, done_ns) for event in events]
         if num_dropped:
@@ -149,7 +149,7 @@ class StepTracer:
 
 
 def note_load(tracer: Tracer, seconds: Mapping[str, float]) -> None:
-    """Write what an engine that is there now has spent its start on, part by part."""
+    """Record how long each part of an engine's start took, now that it has ended."""
     began_ns = monotonic_ns() - int(sum(seconds.values()) * 1e9)
     for name, spent in seconds.items():
         duration_ns = int(spent * 1e9)

@@ -1,8 +1,8 @@
-"""``TraceFile``: steps and requests as a file that Perfetto and Chrome's tracing page show.
+"""``TraceFile``: writes steps and requests to a file that Perfetto and Chrome's tracing page can show.
 
 The format is Chrome's JSON array of events. Several processes write one file: its owner begins it with ``[``, each
-process appends whole events with one ``write`` at a time, and the owner ends the array when all others have ended.
-Without that end, after a kill, both viewers still read it. ``docs/tracing.md`` says what is shown where.
+process appends whole events with one ``write`` at a time, and the owner ends the array when all others have ended. If
+the end is missing, after a kill, both viewers can still read the file. ``docs/tracing.md`` says what is shown where.
 """
 
 import atexit
@@ -25,25 +25,25 @@ from rustvllm.process.private_file import open_private
 logger = init_logger(__name__)
 
 MAX_BUFFERED_BYTES: Final = 256 << 10
-"""Events that wait to be written."""
+"""The most bytes of events that wait to be written."""
 FLUSH_SECONDS: Final = 0.5
 MAX_OPEN_TRACKS: Final = 1 << 16
-"""Requests under way that are remembered; of more than these the oldest are not shown to their end."""
+"""How many running requests are remembered; beyond this, the ends of the oldest are not shown."""
 STEP_TRACK, OVERLAPPING_TRACK = 1, 2
-"""Steps, and every second one where two are under way at a time."""
+"""Tracks for steps, and for every second step if two may overlap."""
 FRONT_END_TRACK = 3
 
 
 class TraceFile:
     """A sink of a tracer that appends to a file which :func:`begin_trace_file` has begun.
 
-    A file that cannot be written any more ends the trace and nothing else; the log says so once.
+    If the file can no longer be written, only the trace ends; the log says so once.
 
     Args:
         path: The file.
-        process_name: What the viewer calls this process.
-        is_owner: End the array on :meth:`close`, or when the program ends.
-        num_step_tracks: 2 where steps overlap.
+        process_name: The name of this process in the viewer.
+        is_owner: Whether to end the array on :meth:`close`, or when the program ends.
+        num_step_tracks: 2 if steps may overlap.
     """
 
     def __init__(self, path: Path, process_name: str, *, is_owner: bool = False, num_step_tracks: int = 1) -> None:
@@ -70,7 +70,7 @@ class TraceFile:
             atexit.register(self.close)
 
     def write(self, record: TraceRecord) -> None:
-        """Turn a record into events; they are written later."""
+        """Turn a record into events, which are written later."""
         if self._descriptor is None:
             return
         if record.layer in _STEP_LAYERS and record.request_id is None:
@@ -86,7 +86,7 @@ class TraceFile:
             self.flush()
 
     def flush(self) -> None:
-        """Append what waits."""
+        """Append the waiting events."""
         with self._lock:
             lines, self._lines, self._num_bytes = self._lines, [], 0
             self._flushed_at = monotonic()
@@ -102,7 +102,7 @@ class TraceFile:
                 self._give_up(error)
 
     def close(self) -> None:
-        """Write the rest, and end the array if the file is this object's; idempotent."""
+        """Write the rest, and end the array if this object owns the file; idempotent."""
         self.flush()
         with self._lock:
             descriptor, self._descriptor = self._descriptor, None
@@ -116,7 +116,7 @@ class TraceFile:
     # -- events ---------------------------------------------------------------------------------------------------
 
     def _write_step(self, record: TraceRecord) -> None:
-        """A step is shown when it is over: its slice, with its phases inside."""
+        """Add a step when it is over: its slice, with its phases inside."""
         if record.step is None:
             return
         phases = self._steps.setdefault(record.step, [])
@@ -138,7 +138,7 @@ class TraceFile:
         self._event("KV cache", "engine", "C", end_ns, 0, args={"used": record.extras["kv_cache_usage"]})
 
     def _write_status(self, record: TraceRecord, request_id: str) -> None:
-        """A request's life in the scheduler: one track, on which one status follows the other."""
+        """Add a request's status in the scheduler, on a track of the request with one status after the other."""
         status, at_ns = record.status or "", record.timestamp_ns
         before = self._status.get(request_id)
         is_finished = status.startswith("FINISHED")
@@ -158,7 +158,7 @@ class TraceFile:
             self._status.popitem(last=False)
 
     def _write_front_end(self, record: TraceRecord) -> None:
-        """A request's life in the front end, from its entry to its last output."""
+        """Add a request's time in the front end, from its entry to its last output."""
         request_id = record.request_id
         if request_id is None:
             return
@@ -201,10 +201,10 @@ class TraceFile:
 
 
 def begin_trace_file(path: Path) -> None:
-    """Make an empty file for :class:`TraceFile` to append to, in place of one that is there; a new one is private.
+    """Make an empty file for :class:`TraceFile` to append to, replacing an existing one; a new file is private.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
     try:
         with open(path, "w", encoding="ascii", opener=open_private) as file:
@@ -214,7 +214,7 @@ def begin_trace_file(path: Path) -> None:
 
 
 def end_trace_file(path: Path) -> None:
-    """End the array after the last writer is done; a file that cannot be written stays as it is."""
+    """End the array after the last writer has finished; a file that cannot be written stays as it is."""
     last = {"name": "process_labels", "ph": "M", "ts": 0, "pid": os.getpid(), "tid": 0, "args": {"labels": "rustvllm"}}
     try:
         with open(path, "a", encoding="ascii", opener=open_private) as file:
@@ -224,7 +224,7 @@ def end_trace_file(path: Path) -> None:
 
 
 def _take_back(descriptor: int, num_bytes: int) -> None:
-    """Cut off what was appended last, half of an event perhaps, unless another process has appended since."""
+    """Remove the last append, which may end in half an event, unless another process has appended since."""
     with contextlib.suppress(OSError):
         end = os.lseek(descriptor, 0, os.SEEK_CUR)
         if os.fstat(descriptor).st_size == end:
@@ -232,7 +232,7 @@ def _take_back(descriptor: int, num_bytes: int) -> None:
 
 
 def _arguments(record: TraceRecord) -> dict[str, Any]:
-    """What the viewer shows of an event that is clicked on."""
+    """What the viewer shows of a selected event."""
     shown = {name: value for name, value in record.extras.items() if name not in CONTENT}
     for name in ("step", "num_computed_tokens", "num_tokens"):
         if (value := getattr(record, name)) is not None:

@@ -1,8 +1,8 @@
-"""What happens to requests, as it happens: :class:`TraceRecord`, the :class:`Tracer` that hands it on, and two sinks.
+"""Records what happens to requests: :class:`TraceRecord`, the :class:`Tracer` that passes records on, and three sinks.
 
-A request passes through layers, in the order of :data:`LAYERS`; each notes what it did and when. A component, by the
-name that the field has for it (``Scheduler``, ``Sampler``, …), does the work of a layer. ``docs/tracing.md`` has a
-table of every record. No record holds a prompt's text, an output's text or a key.
+A request passes through layers, in the order of :data:`LAYERS`; each records what it did and when. A component with its
+usual name (``Scheduler``, ``Sampler``, …) does the work of a layer. ``docs/tracing.md`` has a table of every record. No
+record contains the text of a prompt or an output, or a key.
 """
 
 import json
@@ -40,7 +40,7 @@ REQUEST_LAYERS: Final = (
     "response",
 )
 LAYERS: Final = STARTUP_LAYERS + REQUEST_LAYERS
-"""In the order in which an engine starts and a request passes through it."""
+"""All layers, in the order in which an engine starts and a request passes through it."""
 
 COMPONENTS: Final = {
     "command_line": "CLI",
@@ -59,10 +59,10 @@ COMPONENTS: Final = {
     "detokenise": "OutputProcessor",
     "response": "AsyncLLM",
 }
-"""Which component does the work of a layer, unless a record names another."""
+"""The component that does the work of a layer, unless a record names another."""
 
 CONTENT: Final = frozenset({"token_id"})
-"""Extras that are part of what a user asked or was answered: neither the log nor a trace file has them."""
+"""Extras that are part of a user's prompt or answer: neither the log nor a trace file has them."""
 
 _NONE: Final[Mapping[str, Any]] = {}
 _COMPONENT_WIDTH: Final = max(map(len, COMPONENTS.values()))
@@ -70,20 +70,20 @@ _COMPONENT_WIDTH: Final = max(map(len, COMPONENTS.values()))
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """One thing that happened.
+    """One event.
 
     Attributes:
         timestamp_ns: When it began, in nanoseconds of ``time.monotonic_ns``, which all processes of a machine share.
-        layer: Where, one of :data:`LAYERS`.
-        event: What, by the names of ``docs/tracing.md``.
-        request_id: To which request; None for a whole step and for the start of the engine.
-        step: The engine's step, counted from 1; None outside of one.
-        status: The request's status in the scheduler (``RUNNING``, …); None where the scheduler does not say.
+        layer: Where it happened, one of :data:`LAYERS`.
+        event: What happened, in the names of ``docs/tracing.md``.
+        request_id: The request; None for a whole step and for the start of the engine.
+        step: The engine's step, counted from 1; None outside of steps.
+        status: The request's status in the scheduler (``RUNNING``, …); None if the scheduler does not report it.
         num_computed_tokens: Tokens of the request with KV in the cache once ``step`` is done.
-        num_tokens: Tokens of prompt and known output.
-        duration_ns: How long it took; None for what takes no time.
-        extras: What else is known, by the names of ``docs/tracing.md``; values that JSON can hold.
-        component: What did it, by the field's name; empty: the one that :data:`COMPONENTS` has for the layer.
+        num_tokens: Tokens of the prompt and of the known output.
+        duration_ns: How long it took; None for events without duration.
+        extras: Other values, by the names of ``docs/tracing.md``; values that JSON can represent.
+        component: The component that did it, by its usual name; if empty, the layer's entry in :data:`COMPONENTS`.
     """
 
     timestamp_ns: int
@@ -99,63 +99,63 @@ class TraceRecord:
     component: str = ""
 
     def __post_init__(self) -> None:
-        """Name the component."""
+        """Set the component."""
         if not self.component:
             object.__setattr__(self, "component", COMPONENTS.get(self.layer, ""))
 
     def as_dict(self) -> dict[str, Any]:
-        """The record as what ``json.dumps`` takes, without what is None."""
+        """The record for ``json.dumps``, without values that are None."""
         return {name: value for name, value in asdict(self).items() if value is not None and value != _NONE}
 
 
 TraceCallback: TypeAlias = Callable[[TraceRecord], object]
 StatusCallback: TypeAlias = Callable[[str, str | None, str], object]
-"""Called with a request's id, its status before (None: the engine did not know it) and its status now."""
+"""Called with a request's id, its previous status (None if the engine did not know it) and its new status."""
 
 
 class TraceSink(Protocol):
-    """Takes records. Threads of one tracer come one after the other."""
+    """Takes records. A tracer never calls it from two threads at a time."""
 
     def write(self, record: TraceRecord) -> None:
-        """Take one; quickly, and without raising."""
+        """Take a record; must be quick, and must not raise."""
 
     def flush(self) -> None:
-        """Nothing more comes for a moment."""
+        """Called when no record comes for a moment."""
 
     def close(self) -> None:
-        """Nothing more comes; idempotent."""
+        """Called when no more records come; idempotent."""
 
 
 class Tracer:
-    """Hands each record to every sink; any thread may write."""
+    """Passes each record to every sink; any thread may write."""
 
     def __init__(self, sinks: Iterable[TraceSink] = ()) -> None:
         self._sinks: list[TraceSink] = list(sinks)
         self._lock = threading.RLock()  # a callback may use the engine, which writes records
 
     def add_sink(self, sink: TraceSink) -> None:
-        """Have a sink take what comes from now on."""
+        """Pass records from now on to a sink."""
         with self._lock:
             self._sinks = [*self._sinks, sink]
 
     def remove_sink(self, sink: TraceSink) -> None:
-        """Have it take no more; one that is not there is ignored."""
+        """Stop passing records to a sink; an unknown sink is ignored."""
         with self._lock:
             self._sinks = [other for other in self._sinks if other is not sink]
 
     @property
     def has_sinks(self) -> bool:
-        """Whether anything takes the records."""
+        """Whether there are sinks."""
         return bool(self._sinks)
 
     def write(self, record: TraceRecord) -> None:
-        """Hand on a record."""
+        """Pass a record to every sink."""
         with self._lock:
             for sink in self._sinks:
                 sink.write(record)
 
     def note(self, layer: str, event: str, began_ns: int | None = None, **extras: Any) -> None:
-        """Write a record of no request; with ``began_ns``, of something that ends now."""
+        """Write a record without a request; with ``began_ns``, it has a duration that ends now."""
         now = monotonic_ns()
         if began_ns is None:
             self.write(TraceRecord(now, layer, event, extras=extras))
@@ -163,7 +163,7 @@ class Tracer:
             self.write(TraceRecord(began_ns, layer, event, duration_ns=now - began_ns, extras=extras))
 
     def flush(self) -> None:
-        """Tell the sinks that nothing comes for a moment."""
+        """Tell the sinks that no record comes for a moment."""
         with self._lock:
             for sink in self._sinks:
                 sink.flush()
@@ -176,16 +176,16 @@ class Tracer:
 
 
 is_debugging: Final[Callable[[], bool]] = partial(logger.isEnabledFor, logging.DEBUG)
-"""Whether the log shows the journey of requests because its level is DEBUG; one look-up in a dictionary."""
+"""Whether the log shows the journey of requests because its level is DEBUG; costs one look-up in a dictionary."""
 
 
 class LogSink:
-    """One line per record, under the logger ``rustvllm.trace``: its second, component, request, event and numbers.
+    """Logs one line per record, with the logger ``rustvllm.trace``: time, component, request, event and numbers.
 
-    Where the log's lines are JSON the record is also in the field ``trace``.
+    If the log is JSON, the record is also in the field ``trace``.
 
     Args:
-        level: Of the lines.
+        level: The level of the lines.
     """
 
     def __init__(self, level: int = logging.INFO) -> None:
@@ -199,14 +199,14 @@ class LogSink:
             logger.log(self._level, "%s", format_record(record), extra=extra)
 
     def flush(self) -> None:
-        """Lines are written at once."""
+        """Do nothing: lines are written at once."""
 
     def close(self) -> None:
         """Do nothing: the logger is shared."""
 
 
 class CallbackSink:
-    """Gives records to a function; one that raises gets no more, without effect on the others."""
+    """Passes records to a function; one that raises gets no more records, without effect on other sinks."""
 
     def __init__(self, callback: TraceCallback) -> None:
         self._callback: TraceCallback | None = callback
@@ -223,22 +223,22 @@ class CallbackSink:
             logger.exception("the trace callback %r raised an error and is not called again", callback)
 
     def flush(self) -> None:
-        """It was called at once."""
+        """Do nothing: the function was called at once."""
 
     def close(self) -> None:
-        """Call it no more."""
+        """Stop calling the function."""
         self._callback = None
 
 
 class StatusSink:
-    """Tells a function of each change of a request's status; one that raises gets no more, without effect on others."""
+    """Calls a function for each change of a request's status; one that raises is not called again."""
 
     def __init__(self, callback: StatusCallback) -> None:
         self._callback: StatusCallback | None = callback
         self._statuses: dict[str, str] = {}
 
     def write(self, record: TraceRecord) -> None:
-        """Call the function if the record shows another status than the one before it."""
+        """Call the function if the record has another status than the previous one."""
         callback, request_id, status = self._callback, record.request_id, record.status
         if callback is None or request_id is None or status is None:
             return
@@ -256,10 +256,10 @@ class StatusSink:
             logger.exception("on_status_change %r raised an error and is not called again", callback)
 
     def flush(self) -> None:
-        """It was called at once."""
+        """Do nothing: the function was called at once."""
 
     def close(self) -> None:
-        """Call it no more."""
+        """Stop calling the function."""
         self._callback = None
         self._statuses.clear()
 
@@ -273,7 +273,7 @@ def _fields(record: TraceRecord) -> dict[str, Any]:
 
 
 def format_record(record: TraceRecord) -> str:
-    """A record as one line of a log."""
+    """A record as one log line."""
     parts = [f"{record.timestamp_ns / 1e9:.6f}", f"{record.component:<{_COMPONENT_WIDTH}}"]
     if record.step is not None:
         parts.append(f"step {record.step}")
@@ -286,12 +286,12 @@ def format_record(record: TraceRecord) -> str:
     if record.duration_ns is not None:
         parts.append(f"({format_duration(record.duration_ns)})")
     line = " ".join(parts)
-    # A path or an id is its client's: no line of its own making may come of it.
+    # A client chooses paths and ids, so they must not be able to add lines of their own.
     return line if line.isprintable() else line.encode("unicode_escape").decode("ascii")
 
 
 def format_duration(nanoseconds: float) -> str:
-    """A time with three digits and its unit."""
+    """A duration with three digits and its unit."""
     for limit, unit, scale in ((999.5e3, "µs", 1e3), (999.5e6, "ms", 1e6)):
         if nanoseconds < limit:
             value = nanoseconds / scale
@@ -300,7 +300,7 @@ def format_duration(nanoseconds: float) -> str:
 
 
 def format_blocks(block_ids: Sequence[int]) -> str:
-    """Block ids with runs drawn together: ``1-3 7``."""
+    """Block ids with consecutive ones joined: ``1-3 7``."""
     runs: list[list[int]] = []
     for block_id in block_ids:
         if runs and block_id == runs[-1][1] + 1:
@@ -311,7 +311,7 @@ def format_blocks(block_ids: Sequence[int]) -> str:
 
 
 def masked_command_line(argv: Sequence[str]) -> str:
-    """Arguments as one line without secrets: what follows a flag that is named like one is masked."""
+    """The arguments as one line without secrets: values of flags with secret names are masked."""
     shown, is_secret = [], False
     for argument in argv:
         if argument.startswith("-"):
@@ -327,7 +327,7 @@ def masked_command_line(argv: Sequence[str]) -> str:
 
 
 def program_name() -> str:
-    """The program that runs, without its arguments: they are its own affair."""
+    """The running program without its arguments, which are not recorded."""
     return sys.argv[0] if sys.argv and sys.argv[0] not in {"", "-c"} else "python"
 
 
