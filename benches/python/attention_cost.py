@@ -21,7 +21,7 @@ from rustvllm.attention.selector import make_attention_backend
 SPEC = KVCacheSpec(num_layers=12, num_kv_heads=12, head_dim=64)
 BLOCK_SIZE = 16
 STEPS = [(32, 256, 1), (1, 1024, 1), (256, 64, 1), (1, 128, 128), (1, 512, 512)]
-"""Requests, tokens of each, new ones among them."""
+"""Requests, tokens of each, and how many of these are new."""
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measure(num_reqs: int, seq_len: int, num_new: int, dtype: torch.dtype, num_threads: int, num_rounds: int) -> None:
-    """Print a line per backend; they take turns."""
+    """Print a line per backend; backends alternate."""
     columns = -(-seq_len // BLOCK_SIZE)
     num_blocks = num_reqs * columns + 1
     caches = [torch.randn(SPEC.layer_shape(num_blocks, BLOCK_SIZE)).to(dtype) for _ in range(SPEC.num_layers)]
@@ -79,7 +79,7 @@ def measure(num_reqs: int, seq_len: int, num_new: int, dtype: torch.dtype, num_t
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Milliseconds of wall time and of processor time."""
+    """Milliseconds of wall time and of processor time that the work takes."""
     wall, processor = time.perf_counter(), time.process_time()
     work()
     return (time.perf_counter() - wall) * 1e3, (time.process_time() - processor) * 1e3

@@ -30,7 +30,7 @@ app = FastAPI()
 
 
 class Steps:
-    """When the next event of every stream is due."""
+    """Says when the next event of every stream is due."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -62,13 +62,13 @@ steps = Steps()
 
 @app.get("/v1/models")
 async def models() -> dict[str, Any]:
-    """One model."""
+    """List one model."""
     return {"object": "list", "data": [{"id": "bare", "object": "model"}]}
 
 
 @app.post("/v1/completions")
 async def completions(request: Request) -> StreamingResponse:
-    """As many events as tokens were asked for, one in each step."""
+    """Stream as many events as tokens were asked for, one in each step."""
     count = (await request.json())["max_tokens"]
 
     async def events() -> AsyncIterator[bytes]:

@@ -2,7 +2,8 @@
 
     .venv/bin/python benches/python/beam_search.py [--model FOLDER] [--vllm-python PYTHON] [--repeats 3]
 
-Each engine loads the model once, searches once to warm up, and then ``--repeats`` times; the median counts. Tokens are
+Each engine loads the model once, searches once to warm up, and then ``--repeats`` times; the median counts. Output
+tokens are those of all beams.
 """
 
 import argparse

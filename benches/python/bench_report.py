@@ -13,7 +13,7 @@ from rustvllm.cli.bench.machine import machine, require_release_build, versions
 
 
 def new_report() -> dict[str, Any]:
-    """Date, command, machine, versions and how busy the machine is with other things; refuses a debug build."""
+    """Begin a report with date, command, machine, versions and the machine's other load; refuses a debug build."""
     require_release_build()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -25,7 +25,7 @@ def new_report() -> dict[str, Any]:
 
 
 def publish(report: dict[str, Any], path: Path | None) -> None:
-    """Print it as JSON, and write it to a file if one is named."""
+    """Print the report as JSON, and write it to a file if one is given."""
     text = json.dumps(report, indent=2)
     if path is not None:
         path.write_text(text + "\n")
@@ -33,13 +33,13 @@ def publish(report: dict[str, Any], path: Path | None) -> None:
 
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that every script has."""
+    """Add the flags that every script has."""
     parser.add_argument("--mode", choices=["process", "thread"], default="process", help="of rustvllm's engine")
     parser.add_argument("--output-json", type=Path, help="write the report there as well")
 
 
 def add_server_flag(parser: argparse.ArgumentParser) -> None:
-    """``--server``, of scripts that measure another server as well: an older commit's, for instance."""
+    """Add ``--server``, for scripts that also measure another server, such as that of an older commit."""
     parser.add_argument(
         "--server",
         type=shlex.split,
@@ -49,7 +49,7 @@ def add_server_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The flags; what follows ``--`` is for ``rustvllm serve`` and becomes ``serve``."""
+    """Parse the flags; arguments after ``--`` are for ``rustvllm serve`` and become ``serve``."""
     own, serve = sys.argv[1:], []
     if "--" in own:
         place = own.index("--")
@@ -60,10 +60,10 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def numbers(text: str) -> list[float]:
-    """Numbers separated by commas."""
+    """Numbers that are separated by commas."""
     return [float(part) for part in text.split(",")]
 
 
 def whole_numbers(text: str) -> list[int]:
-    """Whole numbers separated by commas."""
+    """Integers that are separated by commas."""
     return [int(part) for part in text.split(",")]

@@ -33,37 +33,37 @@ from scripted_text import NUM_IDS, ROOT, STAGGER, Text, texts, use_tokenizer
 from tiny_checkpoint import write_gpt2_small
 
 OURS = {"method": "auto", "suffix_decoding_max_cached_requests": 0}
-"""No answer is a draft of another one: each turn asks the same."""
+"""No answer becomes a draft of another one, because each turn asks for the same answers."""
 NUM_POSITIONS = 1024
 MADE_OF = "script.json"
-"""Of a model that was made here: what it says, and of which commit the texts are."""
+"""The file in a model's folder that says what the model says, and from which commit the texts are."""
 
 
 def drafts_of(name: str) -> dict[str, Any] | None:
-    """The setting that a name says."""
+    """The draft setting in an engine's name."""
     engine, _, setting = name.partition("-")
     if setting == "off":
         return None
     if engine == "rustvllm":
         return OURS
-    # Of the others 3 is the default.
+    # The other engines' default is 3.
     longest = {"prompt_lookup_max": 5, "prompt_lookup_min": 2} if engine == "vllm" else {"prompt_lookup_max": 3}
     return {"method": "ngram", "num_speculative_tokens": int(setting), **longest}
 
 
 def is_one_at_a_time(name: str) -> bool:
-    """Whether an engine looks up drafts for one stream alone; transformers wants prompts of one length as well."""
+    """Whether an engine drafts only for a single stream; transformers also needs prompts of equal length."""
     return name.startswith("transformers") or (name.startswith("llama_cpp") and not name.endswith("-off"))
 
 
 class Scene:
-    """One text, from its place on.
+    """One text, beginning at its place.
 
     Args:
-        text: See there.
+        text: The text.
         start: Its place.
-        num_streams: At most.
-        num_tokens: Of each answer at most.
+        num_streams: The most streams.
+        num_tokens: The most tokens of each answer.
     """
 
     def __init__(self, text: Text, start: int, num_streams: int, num_tokens: int) -> None:
@@ -71,22 +71,22 @@ class Scene:
         self._text, self._start = text, start
 
     def script(self) -> list[int]:
-        """What the model says after each place from the text's on."""
+        """What the model says after each place of the text."""
         return self._text.script()
 
     def prompts(self, num_streams: int, seed: int) -> list[list[int]]:
-        """One for each stream."""
+        """A prompt for each stream."""
         source = random.Random(seed)
         before = [[source.randrange(NUM_IDS) for _ in range(self._start)] for _ in range(num_streams)]
         return [ids + self._text.of_stream(stream) for stream, ids in enumerate(before)]
 
     def expected(self, num_streams: int) -> list[list[int]]:
-        """Their answers."""
+        """The streams' right answers."""
         return [self._text.answer[STAGGER * stream :][: self.num_tokens] for stream in range(num_streams)]
 
 
 def make_scenes(args: argparse.Namespace) -> dict[str, Scene]:
-    """The texts one after the other."""
+    """The scenes of all texts, one after the other."""
     most, start, scenes = max(args.streams), 0, {}
     for name in args.text:
         text = texts(args.corpus)[name](1, args.tokens + STAGGER * most)
@@ -98,16 +98,16 @@ def make_scenes(args: argparse.Namespace) -> dict[str, Scene]:
 
 
 def commit() -> str:
-    """The commit of this clone; empty: it is none."""
+    """The commit of this clone; empty if there is none."""
     done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
 
 def check_script(model: Path, script: list[int], asked: str) -> None:
-    """End unless a model that was made before says these texts.
+    """End the program unless an existing model says these texts.
 
     Args:
-        model: Its folder; one without a note of what it says is taken as it is.
+        model: The model's folder; a folder without a note of its texts is accepted.
         script: What it should say.
         asked: The texts and their length, in words.
     """
@@ -123,7 +123,7 @@ def check_script(model: Path, script: list[int], asked: str) -> None:
 
 
 def measure(engines: dict[str, Engine], scene: Scene, num_streams: int, turns: int) -> dict[str, Any]:
-    """Tokens per second of each engine, by turns; the first warms up."""
+    """Tokens per second of each engine, in alternating turns; the first turn warms up."""
     speeds: dict[str, list[float]] = {}
     for turn in range(-1, turns):
         for name, engine in engines.items():
@@ -145,7 +145,7 @@ def measure(engines: dict[str, Engine], scene: Scene, num_streams: int, turns: i
 
 
 def main() -> None:
-    """Start all, measure by turns, print JSON."""
+    """Start all engines, measure in alternating turns, print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", nargs="+", default=["repeating"], help="names of scripted_text.py")
     parser.add_argument("--corpus", type=Path, help="a text file, for --text ordinary")

@@ -47,7 +47,7 @@ SHAPES = {
 }
 INPUT_LEN = OUTPUT_LEN = 128
 PROMPTS_ALONE = 3
-"""In a turn, one after the other: the first of them finds its engine's memory cold after the others' turns."""
+"""Prompts of a turn that run alone; the first finds its engine's memory cold after the other engines' turns."""
 MAX_MODEL_LEN = 512
 ADAPTER_RANK = 16
 
@@ -56,11 +56,11 @@ class Engine:
     """One engine's process.
 
     Args:
-        name: Of the file in ``engines/``; what follows a ``-`` tells two settings of one engine apart.
-        python: Interpreter that has it.
+        name: Name of the file in ``engines/``; a part after ``-`` distinguishes two settings of one engine.
+        python: Interpreter that has the engine.
         settings: The first line that the process reads.
-        environment: Added to this process's own.
-        log: File for what it prints.
+        environment: Variables in addition to those of this process.
+        log: File for its output.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Engine:
         return answer
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
-        """Draw tokens; the others are stopped meanwhile."""
+        """Generate tokens, while the other engines are stopped."""
         os.killpg(self._process.pid, signal.SIGCONT)
         try:
             answer = self._ask({"prompts": prompts, "max_tokens": max_tokens})
@@ -117,18 +117,18 @@ class Engine:
         return answer
 
     def pause(self) -> None:
-        """Stop it, with all its processes."""
+        """Stop it and all its processes."""
         os.killpg(self._process.pid, signal.SIGSTOP)
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM and SIGHUP end this process as an exception does, so that no stopped engine is left behind."""
+    """Make SIGTERM and SIGHUP end this process with an exception, so that no stopped engine is left behind."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 def prompts_of(seed: int, count: int, vocab_size: int, input_len: int = INPUT_LEN) -> list[list[int]]:
-    """Random prompts; no two measurements have the same."""
+    """Random prompts; no two measurements have the same ones."""
     source = random.Random(seed)
     return [[source.randrange(vocab_size) for _ in range(input_len)] for _ in range(count)]
 
@@ -136,7 +136,7 @@ def prompts_of(seed: int, count: int, vocab_size: int, input_len: int = INPUT_LE
 def measure(
     engine: Engine, turn: int, vocab_size: int, args: argparse.Namespace
 ) -> tuple[dict[str, float], list[list[int]]]:
-    """One turn of one engine: its figures, and the tokens of the batch."""
+    """One turn of one engine: its figures, and the tokens of its batch."""
     output_len = args.output_len
     singles = prompts_of(1000 + turn, PROMPTS_ALONE, vocab_size, args.input_len)
     first = statistics.median(engine.generate([prompt], 1)["seconds"] for prompt in singles)
@@ -156,7 +156,7 @@ def measure(
 
 
 def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """Share of tokens drawn before the first that differs, of all: random weights have many near ties."""
+    """The share of tokens before the first that differs: random weights cause many near ties."""
     same = 0
     for one, other in zip(ours, theirs, strict=True):
         pairs = enumerate(zip(one, other, strict=True))
@@ -165,7 +165,7 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
 
 
 def compare(engines: Mapping[str, Engine], args: argparse.Namespace, model: Path) -> dict[str, Any]:
-    """Turns of all engines: every run, medians, ours over theirs turn by turn, and over what the machine allows."""
+    """Run turns of all engines: all runs, medians, and ratios of rustvllm to the others and to the ceilings."""
     vocab_size = vocab_size_of(model)
     rates = [machine_rates(args.num_threads)]
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
@@ -186,7 +186,7 @@ def compare(engines: Mapping[str, Engine], args: argparse.Namespace, model: Path
     rates.append(machine_rates(args.num_threads))
     best_rates = {name: max(found[name] for found in rates) for name in rates[0]}
     ceilings: dict[str, float] = {}
-    if model.is_dir():  # the form of a file's weights is not among the arguments
+    if model.is_dir():  # the arguments do not say the format of a file's weights
         ceilings = model_ceilings(
             json.loads((model / "config.json").read_text()),
             kind_of_weights(args),
@@ -220,24 +220,24 @@ def compare(engines: Mapping[str, Engine], args: argparse.Namespace, model: Path
 
 
 def kind_of_weights(args: argparse.Namespace) -> str:
-    """Of rustvllm: f32, bf16, or what ``--quantization`` says."""
+    """The format of rustvllm's weights: f32, bf16, or the value of ``--quantization``."""
     return args.quantization or {"float32": "f32", "bfloat16": "bf16"}[args.dtype]
 
 
 def vocab_size_of(model: Path) -> int:
-    """Of a folder; of a GGUF file that of the folder in which it lies."""
+    """The vocabulary size of a folder's model; for a GGUF file, of the folder that contains it."""
     folder = model.parent if model.is_file() else model
     size: int = json.loads((folder / "config.json").read_text())["vocab_size"]
     return size
 
 
 def row(figures: Mapping[str, float]) -> str:
-    """For people."""
+    """The figures as text."""
     return "  ".join(f"{key} {value:.2f}" for key, value in figures.items())
 
 
 def environment_of(name: str, python: str, num_threads: int) -> dict[str, str]:
-    """What the documents of an engine tell to set."""
+    """The variables that an engine's documentation recommends."""
     if name == "rustvllm":
         return {}
     environment = {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(num_threads)}
@@ -251,7 +251,7 @@ def environment_of(name: str, python: str, num_threads: int) -> dict[str, str]:
 
 
 def main() -> None:
-    """Start all, measure by turns, print JSON."""
+    """Start all engines, measure in alternating turns, print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--engine",

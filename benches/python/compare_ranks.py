@@ -50,7 +50,7 @@ if __name__ == "__main__":
 
 
 def run(engine: str, size: int, folder: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One engine with so many ranks."""
+    """Run one engine with ``size`` ranks."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     llm: dict[str, Any] = {
         "model": folder, "tensor_parallel_size": size, "dtype": "float32", "skip_tokenizer_init": True,

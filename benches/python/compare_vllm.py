@@ -39,7 +39,7 @@ COLUMNS = {
 
 
 def vllm_server(python: Path, model: Path, args: argparse.Namespace) -> MeasuredServer:
-    """The server of vLLM, as its documents start it on a CPU, without its line per request."""
+    """The server of vLLM, started as its documentation says for a CPU, without a log line per request."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     library = python.parent.parent / "lib/libiomp5.so"
@@ -49,7 +49,7 @@ def vllm_server(python: Path, model: Path, args: argparse.Namespace) -> Measured
         "VLLM_CPU_OMP_THREADS_BIND": args.vllm_cores or ",".join(map(str, cores)),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "PYTHONPATH": "",  # nothing of ours in its processes
+        "PYTHONPATH": "",  # keeps our modules out of its processes
         **({"LD_PRELOAD": str(library)} if library.exists() else {}),
     }
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
@@ -66,14 +66,14 @@ def vllm_server(python: Path, model: Path, args: argparse.Namespace) -> Measured
 
 
 def our_server(model: Path, args: argparse.Namespace) -> MeasuredServer:
-    """The server that is compared with it."""
+    """The server of rustvllm."""
     log = Path(args.log_folder) / "rustvllm.log" if args.log_folder else None
     flags = ["--model", str(model), "--device", "cpu", "--kv-cache-memory-bytes", str(1 << 30)]
     return rustvllm_server([*flags, *common_flags(args), *args.arguments.split()], args.mode, log)
 
 
 def common_flags(args: argparse.Namespace) -> list[str]:
-    """Flags that both servers get."""
+    """Flags for both servers."""
     caching = "--enable-prefix-caching" if args.prefix_caching else "--no-enable-prefix-caching"
     flags = ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "256", caching]
     return [*flags, "--max-num-batched-tokens", "2048"]
@@ -107,11 +107,11 @@ def load(server: MeasuredServer, concurrency: int, num_prompts: int, vocab_size:
 def compare(
     servers: Mapping[str, MeasuredServer], concurrency: int, vocab_size: int, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Alternating runs of all servers at one concurrency."""
+    """Alternate runs of all servers at one concurrency."""
     num_prompts: dict[str, int] = {}
     for name, server in servers.items():
         with awake(servers, name):
-            # The first run warms up, the second says how many requests fill a run.
+            # The first run warms up; the second determines how many requests fill a run.
             load(server, concurrency, 2 * concurrency, vocab_size, seed=98)
             speed = load(server, concurrency, 6 * concurrency, vocab_size, seed=99)["output_throughput"]
         num_prompts[name] = max(4 * concurrency, round(speed * args.seconds / OUTPUT_LEN))
@@ -138,7 +138,7 @@ def compare(
 
 
 def ratios(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
-    """Ours ÷ theirs, turn by turn: median, smallest, largest."""
+    """Our value over the other server's, turn by turn: median, smallest, largest."""
     found = {}
     for key in COLUMNS:
         of_turns = [ours[key] / theirs[key] for ours, theirs in zip(runs["rustvllm"], runs["vllm"], strict=True)]
@@ -147,7 +147,7 @@ def ratios(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[st
 
 
 def awake(servers: Mapping[str, MeasuredServer], name: str) -> ExitStack:
-    """While one is measured, vLLM is stopped if it is the other."""
+    """Within the context, vLLM is stopped if the other server is measured."""
     stack = ExitStack()
     for other, server in servers.items():
         if other == "vllm" and other != name:
@@ -157,14 +157,14 @@ def awake(servers: Mapping[str, MeasuredServer], name: str) -> ExitStack:
 
 
 def idle_cores(servers: Mapping[str, MeasuredServer], seconds: float = 5) -> dict[str, float]:
-    """What each takes without requests."""
+    """The processor time of each server without requests, in cores."""
     before = {name: server.processor_seconds().total() for name, server in servers.items()}
     time.sleep(seconds)
     return {name: (server.processor_seconds().total() - before[name]) / seconds for name, server in servers.items()}
 
 
 def row(name: str, concurrency: int, run: Mapping[str, Any]) -> str:
-    """One run for people."""
+    """One run as text."""
     values = "  ".join(
         f"{label} {run[key]:.{0 if key == 'output_throughput' else 2}f}" for key, label in COLUMNS.items()
     )
@@ -172,7 +172,7 @@ def row(name: str, concurrency: int, run: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Start both, measure by turns, print JSON."""
+    """Start both servers, measure in alternating turns, print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--vllm-python", type=Path, help="interpreter of the environment vLLM is in; none: rustvllm alone"
@@ -210,14 +210,14 @@ def main() -> None:
         }
         for concurrency in args.concurrency:
             report["results"].append(compare(servers, concurrency, vocab_size, args))
-            if args.output_json:  # what was measured so far outlives whatever ends the rest
+            if args.output_json:  # keeps the results so far if something ends the rest
                 args.output_json.write_text(json.dumps(report, indent=2) + "\n")
     publish(report, args.output_json)
     print(table(report), file=sys.stderr)
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """Medians and ratios, for a document."""
+    """Medians and ratios as a table for a document."""
     lines = ["| | concurrency | " + " | ".join(COLUMNS.values()) + " |", "|---|---:|" + "---:|" * len(COLUMNS)]
     for result in report["results"]:
         kinds = dict(result["medians"])

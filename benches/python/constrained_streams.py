@@ -74,14 +74,14 @@ SCHEMAS: list[dict[str, Any]] = [
 
 
 class Client:
-    """Sends requests to one server, so many at a time.
+    """Sends requests to one server, a fixed number at a time.
 
     Args:
-        server: That is asked.
-        concurrency: Requests that are under way.
+        server: The server.
+        concurrency: How many requests are open at a time.
 
     Attributes:
-        num_invalid: Answers that ended by themselves and do not obey.
+        num_invalid: Answers that ended by themselves but do not obey their schema.
         num_cut: Answers that reached the limit.
     """
 
@@ -92,7 +92,7 @@ class Client:
         self._num_tokens: dict[int, int] = {}
 
     def run(self, num_requests: int, is_constrained: bool, seed: int) -> dict[str, float]:
-        """All requests, and how fast they were answered; a run with schemas comes before one without."""
+        """Send all requests and measure their rate; a run with schemas comes before one without."""
         began = time.perf_counter()
         counts = asyncio.run(self._run(num_requests, is_constrained, seed))
         seconds = time.perf_counter() - began
@@ -106,7 +106,7 @@ class Client:
         }
 
     async def _run(self, num_requests: int, is_constrained: bool, seed: int) -> list[int]:
-        # A client for each: in a pool for all, requests have waited for seconds next to connections that were idle.
+        # Each worker has its own client: in a common pool, requests waited for seconds while connections were idle.
         numbers, context = iter(range(num_requests)), ssl.create_default_context()
 
         async def worker() -> list[int]:
@@ -143,14 +143,14 @@ class Client:
 
 
 def name_end(model: Path) -> None:
-    """Give a checkpoint the tokenizer's last id as its end: vLLM ends no answer of a model without one."""
+    """Make the tokenizer's last id the checkpoint's end of text: vLLM ends no answer of a model without one."""
     path = model / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"eos_token_id": config["vocab_size"] - 1}))
 
 
 def compare(servers: dict[str, MeasuredServer], args: argparse.Namespace) -> dict[str, Any]:
-    """Runs of all servers, free and constrained, by turns; the first one warms up."""
+    """Alternate runs of all servers with and without schemas; the first one warms up."""
     clients = {name: Client(server, args.streams) for name, server in servers.items()}
     runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {"free": [], "constrained": []} for name in servers}
     for turn in range(args.turns + 1):
@@ -186,7 +186,7 @@ def compare(servers: dict[str, MeasuredServer], args: argparse.Namespace) -> dic
 
 
 def main() -> None:
-    """Start the servers, measure by turns, print JSON."""
+    """Start the servers, measure in alternating turns, print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--vllm-python", type=Path, help="interpreter of the environment vLLM is in; none: rustvllm alone"

@@ -9,16 +9,16 @@ import numpy as np
 from rustvllm import _core
 
 READ_OUTPUTS, READ_INPUTS = 49_152, 2048
-"""The weight that is read: 384 MiB, which no cache holds."""
+"""Shape of the weight that is read: 384 MiB, which fit into no cache."""
 PACKED_TOGETHER = 4096
 NUM_READINGS = 5
 ARITHMETIC: Mapping[str, Literal["f32", "bf16", "int8"]] = {"f32": "f32", "bf16": "bf16"}
-"""What weights of a kind are multiplied in; those of 8 and 4 bits as whole numbers of 8."""
+"""The type in which weights of a kind are multiplied; those of 8 and 4 bits in int8."""
 BYTES = {"f32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 
 
 def machine_rates(num_threads: int) -> dict[str, float]:
-    """Bytes per second that threads read, asking ahead, and operations per second from registers; 0: none."""
+    """Bytes per second that threads read with prefetching, and operations per second from registers; 0 if none."""
     threads = _core.CpuThreads(num_threads)
     layer = _core.PackedLinear(threads, READ_OUTPUTS, READ_INPUTS, "f32")
     rows = np.zeros((PACKED_TOGETHER, READ_INPUTS), np.float32)
@@ -36,23 +36,23 @@ def machine_rates(num_threads: int) -> dict[str, float]:
 def model_ceilings(
     config: Mapping[str, Any], weights: str, rates: Mapping[str, float], load: tuple[int, int, int]
 ) -> dict[str, float]:
-    """The least times and the most tokens per second of a model, from its weights alone.
+    """The shortest times and the most tokens per second of a model, computed from its weights alone.
 
     Args:
-        config: Of a GPT-2, a Llama or a Qwen3.
-        weights: f32, bf16, or a quantisation: ``int8``, ``int4-g32`` and so on.
-        rates: As ``machine_rates`` gives them.
-        load: Prompts of the batch, tokens of a prompt, and tokens drawn after each.
+        config: The configuration of a GPT-2, a Llama or a Qwen3.
+        weights: f32, bf16, or a quantization such as ``int8`` or ``int4-g32``.
+        rates: The result of ``machine_rates``.
+        load: Prompts of the batch, tokens of a prompt, and tokens generated after each.
 
     Returns:
-        By the names of the figures. Without those of which the processor has no rate.
+        The figures by name; empty if the processor has no rate for the weights.
     """
     name, _, group = weights.partition("-g")
     operations = rates[ARITHMETIC.get(name, "int8")]
     if not operations:
         return {}
     blocks, head = num_weights(config)
-    # A scale of a group takes 4 bytes in 8 bits and 2 in 4.
+    # A group's scale takes 4 bytes with 8 bits, and 2 with 4.
     scale = 0.0 if not group else {"int8": 4, "int4": 2}[name] / int(group)
     num_bytes = (blocks + head) * (BYTES[name] + scale)
     num_prompts, input_len, output_len = load
@@ -68,7 +68,7 @@ def model_ceilings(
 
 
 def num_weights(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Weights of the dense layers of all blocks, and of the head."""
+    """The number of weights in the dense layers of all blocks, and in the head."""
     if config["model_type"] == "gpt2":
         width = config["n_embd"]
         inner = config.get("n_inner") or 4 * width

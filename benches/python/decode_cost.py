@@ -26,7 +26,7 @@ from typing import Any
 
 from bench_report import new_report, publish
 
-import rustvllm.executor  # noqa: F401 -- before anything loads torch: it says how torch's threads wait
+import rustvllm.executor  # noqa: F401 -- before anything loads torch, because it sets how torch's threads wait
 from rustvllm.attention.cpu_backend import CPUAttentionPlan
 from rustvllm.config.engine_args import EngineArgs
 from rustvllm.engine.core import EngineCore
@@ -79,7 +79,7 @@ NUM_PROMPTS = 5
 
 
 class Clock:
-    """Seconds in products and in attention since it was last asked, and the thread's processor time in such calls."""
+    """Seconds in products and in attention since the last ``take``, and the thread's processor time in these calls."""
 
     def __init__(self) -> None:
         self.products = self.attention = self.called = 0.0
@@ -118,7 +118,7 @@ class Clock:
         return timed
 
     def take(self) -> tuple[float, float, float]:
-        """All three, which begin at zero again."""
+        """Return all three, and set them to zero."""
         taken = self.products, self.attention, self.called
         self.products = self.attention = self.called = 0.0
         return taken
@@ -145,7 +145,7 @@ def main() -> None:
 
 
 def make_core(variant: str, args: argparse.Namespace) -> EngineCore:
-    """An engine of that model with random weights."""
+    """An engine for the shape, with random weights."""
     os.environ["RUSTVLLM_DECODER"] = "modules" if variant.endswith(BY_MODULES) else "core"
     rounds = not variant.removesuffix(BY_MODULES).endswith(FLOAT_ACTIVATIONS)
     os.environ["RUSTVLLM_ACTIVATIONS"] = "int8" if rounds else "float"
@@ -163,9 +163,9 @@ def make_core(variant: str, args: argparse.Namespace) -> EngineCore:
 
 
 def packed_layers(core: EngineCore) -> list[CoreLinear]:
-    """The core's copies of the weights, in the order of the model."""
+    """The core's copies of the weights, in the model's order."""
     executor: Any = core.executor
-    model = executor._runner.model  # noqa: SLF001 -- a measurement looks inside
+    model = executor._runner.model  # noqa: SLF001 -- a measurement needs internals
     kernels = [module.kernel for module in model.modules() if hasattr(module, "kernel")]
     return [kernel for kernel in [*kernels, model.head_kernel] if isinstance(kernel, CoreLinear)]
 
@@ -173,10 +173,10 @@ def packed_layers(core: EngineCore) -> list[CoreLinear]:
 def decode(
     cores: dict[str, EngineCore], clock: Clock, rows: int, num_steps: int, prompt_len: int
 ) -> dict[str, dict[str, float]]:
-    """Steps of so many rows, by turns."""
+    """Alternate steps that decode ``rows`` rows."""
     for core in cores.values():
         add_requests(core, rows, prompt_len, num_steps + NUM_WARMUPS + 1)
-        core.step()  # the prompts, all of them
+        core.step()  # computes all prompts
         core.scheduler.take_outputs()
     found: dict[str, dict[str, list[float]]] = {name: new_times() for name in cores}
     for index in range(num_steps + NUM_WARMUPS):
@@ -198,7 +198,7 @@ def decode(
 
 
 def prefill(cores: dict[str, EngineCore], clock: Clock, num_tokens: int) -> dict[str, dict[str, float]]:
-    """Steps that compute one prompt and its first token, by turns."""
+    """Alternate steps that compute one prompt and its first token."""
     found = {name: new_times() for name in cores}
     for index in range(1 + NUM_PROMPTS):
         for name, core in cores.items():
@@ -210,7 +210,7 @@ def prefill(cores: dict[str, EngineCore], clock: Clock, num_tokens: int) -> dict
 
 
 def add_requests(core: EngineCore, rows: int, prompt_len: int, max_tokens: int) -> None:
-    """Requests with prompts of their own, greedy."""
+    """Add greedy requests with different prompts."""
     handle = core.handle
     for index in range(rows):
         prompt = [(7 * index + 3 * position) % 4000 + 5 for position in range(prompt_len)]
@@ -219,13 +219,13 @@ def add_requests(core: EngineCore, rows: int, prompt_len: int, max_tokens: int) 
 
 
 def new_times() -> dict[str, list[float]]:
-    """Lists for the seconds of each part."""
+    """Empty lists for the seconds of each part."""
     return {"step": [], "products": [], "attention": [], "host": [], "reading": []}
 
 
 @contextmanager
 def recorded(clock: Clock, times: dict[str, list[float]]) -> Iterator[None]:
-    """Add what the body takes."""
+    """Add the times of the body."""
     clock.take()
     begin, of_thread = time.perf_counter(), time.thread_time()
     yield
@@ -237,7 +237,7 @@ def recorded(clock: Clock, times: dict[str, list[float]]) -> Iterator[None]:
 
 
 def summary(times: dict[str, list[float]], num_tokens: int) -> dict[str, float]:
-    """Medians in milliseconds; tokens per second of the quick steps, which have so many tokens."""
+    """Medians in milliseconds, and the tokens per second of quick steps with ``num_tokens`` tokens."""
     found = {name: statistics.median(seconds) * 1e3 for name, seconds in times.items() if seconds}
     found["rest"] = found["step"] - found["products"] - found["attention"]
     quick = statistics.quantiles(times["step"], n=4, method="inclusive")[0]

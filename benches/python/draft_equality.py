@@ -29,7 +29,7 @@ ALL_WORLDS = {"ordinary": ORDINARY, **WORLDS}
 DTYPES = ("float32", "bfloat16")
 LEAST_SHARE = 0.2
 AT_ONCE = 64
-"""Requests of one call: their events must fit the scheduler's list."""
+"""Requests of one call, so that their events fit into the scheduler's list."""
 LENGTH = 60
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     counted: dict[str, int] = defaultdict(int)
     began = time.perf_counter()
     for number, (world, dtype) in enumerate(grid):
-        # Steps do not overlap here: events are taken from the thread that steps.
+        # Steps do not overlap, because events must be taken in the thread that steps.
         pair = pair_of(EVERYTHING, dtype=dtype, **ALL_WORLDS[world])
         scheduler = pair.speculative.llm_engine.engine_core.core.scheduler
         scheduler.set_trace(True, with_tokens=True)
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def ask(cell: str, number: int) -> tuple[str, str, SamplingParams]:
-    """The request of this number: a text that repeats itself, and the cell's parameters with a seed of its own."""
+    """The request with this number: a text that repeats itself, and the cell's parameters with its own seed."""
     source = random.Random(f"{cell} {number}")
     name, thing, colour = (
         source.choice(words)
@@ -104,7 +104,7 @@ def ask(cell: str, number: int) -> tuple[str, str, SamplingParams]:
 
 
 def run(pair: Pair, asked: list[tuple[str, str, SamplingParams]], covered: dict[str, list[bool]]) -> None:
-    """Some requests at once in both engines."""
+    """Run some requests at once in both engines, and compare them."""
     prompts, params = [prompt for _, prompt, _ in asked], [params for _, _, params in asked]
     expected = pair.plain.generate(prompts, params, use_tqdm=False)
     got = pair.speculative.generate(prompts, params, use_tqdm=False)
@@ -117,7 +117,7 @@ def run(pair: Pair, asked: list[tuple[str, str, SamplingParams]], covered: dict[
     drafts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for event in events:
         if event["kind"] == "drafts":
-            # A sample of several is called 0_id, 1_id, …
+            # The samples of a request are called 0_id, 1_id, …
             of_request = drafts[event["request_id"].rpartition("_")[2]]
             of_request[0] += event["num_accepted_tokens"]
             of_request[1] += event["num_draft_tokens"] - event["num_accepted_tokens"]

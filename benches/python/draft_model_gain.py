@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def write_pair(folder: Path, tokenizer: Path, scale: float) -> tuple[Path, Path]:
-    """The folders of a model and of its first layers."""
+    """Write a model and a draft model of its first layers; returns both folders."""
     model, draft = folder / "model", folder / "draft"
     shape = {
         "vocab_size": copy_tokenizer(tokenizer, model),
@@ -91,7 +91,7 @@ def write_pair(folder: Path, tokenizer: Path, scale: float) -> tuple[Path, Path]
 
 
 def measure(engines: dict[str, Scripted], num_streams: int, num_ids: int, args: argparse.Namespace) -> dict[str, Any]:
-    """So many streams at once, by turns."""
+    """Measure ``num_streams`` streams at once, in alternating turns."""
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
     before: dict[str, int] = {}
     num_same = num_all = 0

@@ -32,11 +32,11 @@ TIMEOUT = 300
 
 
 class SmallClient:
-    """Sends small requests one after the other until it is left; times are in seconds.
+    """Sends small requests one after the other until its context ends; times are in seconds.
 
     Args:
-        url: Of the server.
-        body: Of each request.
+        url: The server's URL.
+        body: The body of each request.
     """
 
     def __init__(self, url: str, body: dict[str, Any]) -> None:
@@ -67,11 +67,11 @@ class SmallClient:
                 wait = None
             if wait is None:
                 self.failures += 1
-            elif not self._stopping.is_set():  # one that the end of the flood has let in says nothing
+            elif not self._stopping.is_set():  # a request that ran only because the flood ended says nothing
                 self.waits.append(wait)
 
     def _others_wait(self) -> bool:
-        """Whether the flood is there: before it and after it nothing is to be measured."""
+        """Whether the flood is running: before and after it, there is nothing to measure."""
         connection = http.client.HTTPConnection(*self._address, timeout=TIMEOUT)
         try:
             connection.request("GET", "/load", headers={"Authorization": f"Bearer {SMALL_KEY}"})
@@ -80,7 +80,7 @@ class SmallClient:
             connection.close()
 
     def ask(self) -> float | None:
-        """Seconds to the first event with text; None: there was none."""
+        """Seconds to the first event with text; None if there was none."""
         connection = http.client.HTTPConnection(*self._address, timeout=TIMEOUT)
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {SMALL_KEY}"}
         first, began = None, time.perf_counter()
@@ -100,7 +100,7 @@ class SmallClient:
 
 
 def flood(url: str, args: argparse.Namespace, extra: dict[str, Any]) -> dict[str, Any]:
-    """The report of ``rustvllm bench serve`` with the flood's key."""
+    """Run ``rustvllm bench serve`` with the flood's key, and return its report."""
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
         command = [*RUSTVLLM, "bench", "serve", "--base-url", url, "--max-concurrency", str(args.clients)]
         command += ["--num-prompts", str(args.num_prompts), "--ignore-eos", "--metric-percentiles", "50,99"]
@@ -113,7 +113,7 @@ def flood(url: str, args: argparse.Namespace, extra: dict[str, Any]) -> dict[str
 
 
 def measure(policy: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One run under a policy; times in milliseconds."""
+    """One run with a policy; times in milliseconds."""
     small_body: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 8, "ignore_eos": True}
     extra = {}
     if policy == "priority":

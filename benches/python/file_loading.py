@@ -34,12 +34,12 @@ MAX_MODEL_LEN = 512
 
 
 def files_of(model: Path) -> list[Path]:
-    """Where its weights lie."""
+    """The files with a checkpoint's weights."""
     return [model] if model.is_file() else sorted(model.glob("*.safetensors"))
 
 
 def read(files: Sequence[Path]) -> tuple[float, float, mmap.mmap]:
-    """Seconds and the processor's seconds to read files into new memory, and that memory."""
+    """Read files into new memory; returns seconds, the processor time in seconds, and that memory."""
     size = sum(file.stat().st_size for file in files)
     begin, processor, done = time.perf_counter(), time.process_time(), 0
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -53,15 +53,15 @@ def read(files: Sequence[Path]) -> tuple[float, float, mmap.mmap]:
 
 
 def status(name: str) -> float:
-    """A figure of this process, in MB."""
+    """A figure of this process's status, in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024 / 1e6
 
 
 def turn(model: Path, dtype: str) -> dict[str, float]:
-    """One process's figures."""
+    """Measure in this process, and return the figures."""
     begin = time.perf_counter()
-    import rustvllm.executor  # noqa: F401, I001 -- before anything loads torch: it says how torch's threads wait
+    import rustvllm.executor  # noqa: F401, I001 -- before anything loads torch: it sets how torch's threads wait
     import torch  # noqa: F401
 
     from rustvllm import LLM
@@ -75,7 +75,7 @@ def turn(model: Path, dtype: str) -> dict[str, float]:
         around = time.perf_counter()
         reads = [read(files_of(model))]
         before, anonymous = status("VmRSS"), status("RssAnon")
-        Path("/proc/self/clear_refs").write_text("5")  # the most so far is forgotten
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         started, processor = time.perf_counter(), time.process_time()
         load(self)
         figures["loading_seconds"] = time.perf_counter() - started
@@ -102,7 +102,7 @@ def turn(model: Path, dtype: str) -> dict[str, float]:
 
 
 def serve(model: Path, dtype: str) -> dict[str, float]:
-    """Seconds until a server is ready, and of a bare import of torch just before."""
+    """Seconds until a server is ready, and those of a bare import of torch just before."""
     begin = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     torch = time.perf_counter() - begin
@@ -112,7 +112,7 @@ def serve(model: Path, dtype: str) -> dict[str, float]:
 
 
 def measure(model: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """All turns of one checkpoint, and what follows from them."""
+    """All turns of one checkpoint, and the results."""
     size = sum(file.stat().st_size for file in files_of(model)) / 1e6
     read(files_of(model))[2].close()
     runs: list[dict[str, float]] = []
@@ -134,7 +134,7 @@ def measure(model: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure all, print JSON."""
+    """Measure all checkpoints, print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("models", type=Path, nargs="+", help="GGUF files and folders of safetensors")
     parser.add_argument("--dtype", default="float32")

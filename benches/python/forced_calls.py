@@ -24,7 +24,7 @@ WORDS = ("Paris", "large", "two blue cars", "2024-05-01")
 
 
 def as_schema(value: Any) -> Any:
-    """A schema of the data, which has Python's names of types, in JSON's."""
+    """Convert a schema of the data, which has Python's type names, to JSON Schema."""
     if isinstance(value, list):
         return [as_schema(item) for item in value]
     if not isinstance(value, dict):
@@ -36,7 +36,7 @@ def as_schema(value: Any) -> Any:
 
 
 def example(schema: dict[str, Any], choice: random.Random) -> Any:
-    """A value of a schema: members that are required, and some of the others."""
+    """A value of a schema: required members, and some of the others."""
     if "enum" in schema:
         return choice.choice(schema["enum"])
     match schema.get("type"):
@@ -56,7 +56,7 @@ def example(schema: dict[str, Any], choice: random.Random) -> Any:
 
 
 def written(name: str, arguments: Any) -> str:
-    """A call as hermes writes it."""
+    """A call in the format of hermes."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 

@@ -1,25 +1,26 @@
-"""Acceptance on a GPU: correctness first, then speed; one JSON, within ten minutes.
+"""Accepts a build on a GPU: checks correctness first, then speed; prints one JSON object, within ten minutes.
 
     python benches/python/gpu_accept.py --output-json gpu_accept.json [--budget 520] [--sections kernels greedy]
     python benches/python/gpu_accept.py --dry-run        # without a GPU: tiny shapes, Triton's interpreter
 
-Run it in a clone whose core is built; it needs transformers and peft, and neither network nor checkpoint. Each section
-is a process of its own, so that an error which a device does not survive spoils no other, and what a section had found
-when its time ran out is kept. Those about correctness run side by side, then each about speed alone; in a dry run as
-many at once as there are processors.
+Run it in a clone whose core is built. It needs transformers and peft, but no network and no checkpoint. Each section is
+its own process, so that an error from which a device cannot recover spoils no other section; if its time runs out, its
+results so far are kept. Sections for correctness run in parallel, then each section for speed alone; in a dry run, as
+many run at once as there are processors.
 
 kernels    every Triton kernel against its reference: attention in twelve shapes, a captured plan over other lengths, a
            cache beyond 2^31 numbers, layers, what comes before attention, the sampler's at 151,936 ids
 greedy     engines over three small checkpoints, judged by transformers' logits: eager, graphs, overlap, pieces of
            prompts, prefix cache, preemption both ways, late capture, bfloat16
-sampling   every kind of parameter: twice, and with overlap and graphs as in order
-features   drafts, adapters, a grammar, a quantised checkpoint, each in engines with graphs
-capture_*  a model that waits for the device runs without graphs, and right; one that does so in captures alone ends the
-           start with the remedy
-toolchain  without a C compiler torch's operations take over
-perf       a 0.6B model: the start; decodes of 1 to 256 requests with overlap, without, without graphs, next to the time
-           of reading what they must; drawn decodes; prompts; prompts next to decodes; kernels of a step
-micro      sampler and attention alone, next to torch's
+sampling   every kind of parameter: twice, and with overlap and graphs compared with neither
+features   drafts, adapters, a grammar, a quantized checkpoint, each in engines with graphs
+capture_*  a model that waits for the device runs without graphs, and correctly; one that waits only in captures ends
+           the start with an error that says what to do
+toolchain  without a C compiler, torch's operations are used instead
+perf       a 0.6B model: the start; decodes of 1 to 256 requests with overlap, without, and without graphs, compared
+           with the time to read what they must read; random decodes; prompts; prompts next to decodes; kernels of a
+           step
+micro      sampler and attention alone, compared with torch's
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CORRECTNESS = {
     "capture_measured": 100, "capture_broken": 100, "toolchain": 100,
 }  # fmt: skip
 SPEED = {"perf": 220, "micro": 80}
-"""Seconds that each section has at most on a card."""
+"""The time limit of each section on a GPU, in seconds."""
 CAPTURES: dict[str, dict[str, Any]] = {
     "capture_ahead": {"num_gpu_blocks_override": 400},
     "capture_late": {"num_gpu_blocks_override": 400, "cudagraph_capture_mode": "lazy"},
@@ -80,7 +81,7 @@ def main() -> int:
 
 
 def run_sections(names: list[str], folder: Path, budget: float, *, dry: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What each section finds. Those about speed run alone, but for a dry run, which measures nothing."""
+    """Run sections and return their results; those for speed run alone, except in a dry run, which measures nothing."""
 
     def run(name: str) -> tuple[str, dict[str, Any]]:
         return end(start(name, folder, budget, dry=dry))
@@ -99,14 +100,14 @@ def end(section: Section | tuple[str, dict[str, Any]]) -> tuple[str, dict[str, A
 
 
 class Section:
-    """A section that runs."""
+    """A running section."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], file: Path, log: Path, seconds: float) -> None:
         self._name, self._process, self._file, self._log, self._seconds = name, process, file, log, seconds
         self._began = time.monotonic()
 
     def end(self) -> tuple[str, dict[str, Any]]:
-        """Wait for it, within its time; what it found."""
+        """Wait for the section until its time is over, and return its results."""
         try:
             self._process.wait(max(1.0, self._seconds + 10 - (time.monotonic() - self._began)))
             status = "ran" if self._process.returncode == 0 else f"ended with {self._process.returncode}"
@@ -125,7 +126,7 @@ def start(name: str, folder: Path, budget: float, *, dry: bool) -> Section | tup
     left = budget - (time.monotonic() - START) - 5
     if left < 20:
         return name, {"status": "skipped, no time was left"}
-    seconds = left if dry else min((CORRECTNESS | SPEED)[name], left)  # a processor's time says nothing of a card's
+    seconds = left if dry else min((CORRECTNESS | SPEED)[name], left)  # limits are for GPUs, not for processors
     file, log = folder / f"{name}.json", folder / f"{name}.log"
     environment = dict(os.environ, PYTHONUNBUFFERED="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
     environment.setdefault("RUSTVLLM_LOGGING_LEVEL", "WARNING")
@@ -139,7 +140,7 @@ def start(name: str, folder: Path, budget: float, *, dry: bool) -> Section | tup
 
 
 def verdict(sections: dict[str, Any]) -> tuple[list[str], bool]:
-    """A line for each section, and whether everything that was checked for correctness is right."""
+    """A line for each section, and whether all checks of correctness have passed."""
     lines, ok = [], bool(sections)
     for name, found in sections.items():
         checks = found.get("checks", {})
@@ -158,7 +159,7 @@ def verdict(sections: dict[str, Any]) -> tuple[list[str], bool]:
 
 
 def run_section(name: str, file: Path, seconds: float) -> int:
-    """In a process of its own."""
+    """Run a section in this process."""
     from gpu_acceptance.finding import DRY, Finding
 
     found = Finding(file, seconds)

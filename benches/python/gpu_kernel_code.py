@@ -1,10 +1,10 @@
-"""What the machine code of each Triton kernel takes of a GPU, without a GPU: registers, spills, shared memory, as JSON.
+"""Reports the registers, spills and shared memory of each Triton kernel's machine code as JSON; needs no GPU.
 
     python benches/python/gpu_kernel_code.py [--capabilities 80 90 100] [--kernels attention norm] [--output-json FILE]
 
-The functions that launch are called with tensors on the CPU; what they would launch is caught, compiled by Triton and
-assembled by the ptxas in its wheel, which says what the code takes. A spill is memory that a kernel reads and writes
-because it has too few registers: it costs time, and a new one is a mistake (``tests/unit/test_kernel_code.py``).
+The script calls the launching functions with tensors on the CPU and catches their launches. Triton compiles the caught
+kernels, and the ptxas in its wheel assembles them and reports the resources. A spill is memory that a kernel reads and
+writes because it has too few registers: it costs time, and a new one is a mistake (``tests/unit/test_kernel_code.py``).
 """
 
 import argparse
@@ -49,7 +49,7 @@ CPU = torch.device("cpu")
 
 
 class Launches:
-    """What was launched while it was entered: the kernel, its arguments by position, those by name."""
+    """Catches launches: the kernel, its arguments by position, and those by name."""
 
     def __init__(self, capability: int) -> None:
         self.target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
@@ -70,7 +70,7 @@ class Launches:
 
     @contextmanager
     def catching(self) -> Iterator[None]:
-        """Nothing is launched meanwhile."""
+        """Catch all launches within the context instead of executing them."""
         before = {(owner, name): getattr(owner, name) for owner, name in self._stands_in}
         for (owner, name), value in self._stands_in.items():
             setattr(owner, name, value)
@@ -81,13 +81,13 @@ class Launches:
                 setattr(owner, name, value)
 
     def compiled(self) -> list[Any]:
-        """Machine code of all that was caught."""
+        """The machine code of all caught launches."""
         caught, self.caught[:] = list(self.caught), []
         with self.catching():
             return [self._compile(*launch) for launch in caught]
 
     def variants(self) -> dict[str, int]:
-        """Of all that was caught: how many different machine codes each kernel needs."""
+        """How many different machine codes each kernel needs for the caught launches."""
         codes: dict[str, set[str]] = {}
         for kernel, args, kwargs in self.caught:
             codes.setdefault(kernel.fn.__name__, set()).add(repr(self._specialise(kernel, args, kwargs)))
@@ -121,7 +121,7 @@ class Launches:
 
 
 def launch_attention(head_dim: int, dtype: torch.dtype, *, fp8: bool = False, **options: Any) -> None:
-    """A prompt, and a decode that is long enough to be split."""
+    """Launch a prompt, and a decode that is long enough to be split."""
     lengths = np.array([40, 1000], np.int32)
     table, slots = torch.zeros(2, 64, dtype=torch.int32), torch.zeros(41, dtype=torch.int32)
     step = AttentionMetadata(16, table, slots, np.array([0, 40, 41], np.int32), lengths)
@@ -132,7 +132,7 @@ def launch_attention(head_dim: int, dtype: torch.dtype, *, fp8: bool = False, **
 
 
 def launch_draft_attention(head_dim: int, dtype: torch.dtype, width: int) -> None:
-    """A graph of two requests with so many tokens each."""
+    """Launch a graph of two requests with ``width`` tokens each."""
     backend = TritonAttentionBackend(KVCacheSpec(1, 2, head_dim), dtype, CPU)
     of_requests, slots = torch.zeros(3, dtype=torch.int32), torch.zeros(2 * width, dtype=torch.int32)
     table = torch.zeros(2, 64, dtype=torch.int32)
@@ -143,7 +143,7 @@ def launch_draft_attention(head_dim: int, dtype: torch.dtype, width: int) -> Non
 
 
 def launch_rotary_write(head_dim: int, *, norms: bool, fp8: bool, by_head: bool = False) -> None:
-    """A step of four tokens of 8 heads over 2 KV heads, or of 4 over 4 whose quarters are turned."""
+    """Launch a step of four tokens with 8 heads over 2 KV heads, or 4 over 4 of which a quarter is rotated."""
     heads, turned = (4, head_dim // 4) if by_head else (8, head_dim)
     qkv, ids = torch.zeros(4, 12, head_dim, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int32)
     table, weight = torch.zeros(64, turned, dtype=torch.bfloat16), torch.zeros(head_dim, dtype=torch.bfloat16)
@@ -154,7 +154,7 @@ def launch_rotary_write(head_dim: int, *, norms: bool, fp8: bool, by_head: bool 
 
 
 def launch_sampler() -> None:
-    """Penalties, truncation, draws at 151,936 ids."""
+    """Launch penalties, truncation and draws with 151,936 ids."""
     logits, ids, ones = torch.zeros(4, 151936), torch.zeros(4, dtype=torch.int64), torch.ones(4)
     counts = torch.zeros(4, 151936, dtype=torch.int32)
     penalties.apply_penalties(logits, ids, ids, ones, ones, ones, counts, counts > 0)
@@ -171,7 +171,7 @@ def launch_sampler() -> None:
 
 
 def launch_layers() -> None:
-    """Norms, rotary positions, activations, products."""
+    """Launch norms, rotary positions, activations, products."""
     x = torch.zeros(4, 1024, dtype=torch.bfloat16)
     norm.rms_norm(x, x[0], 1e-5)
     norm.add_rms_norm(x, x, x[0], 1e-5)
@@ -185,7 +185,7 @@ def launch_layers() -> None:
 
 
 def launch_adapters(dtype: torch.dtype, *, has_bias: bool) -> None:
-    """Two adapters of a fused layer of three parts."""
+    """Launch two adapters of a fused layer of three parts."""
     rows, tiles = lora.make_tiles([(0, np.arange(20, dtype=np.int32)), (1, np.arange(20, 40, dtype=np.int32))])
     x, out = torch.zeros(40, 4096, dtype=dtype), torch.zeros(40, 6144, dtype=dtype)
     table = torch.zeros(2, lora.LAYER_COLUMNS + 3 * lora.PART_COLUMNS, dtype=torch.int64)
@@ -194,7 +194,7 @@ def launch_adapters(dtype: torch.dtype, *, has_bias: bool) -> None:
 
 
 def launch_quantized(dtype: torch.dtype, bits: int, zeros: str, group_size: int) -> None:
-    """Few rows, which are split, many, with what is added to them, and the unpacked weight."""
+    """Launch few rows, which are split, many rows, both with additions, and the unpacking of the weight."""
     shape, groups = (4096, 2048), (2048 // group_size, 4096)
     stored = (4096, quantized_matmul.nibble_bytes(2048)) if bits == 4 else shape
     kept = torch.float16 if bits == 4 else torch.float32
@@ -215,7 +215,7 @@ def launch_quantized(dtype: torch.dtype, bits: int, zeros: str, group_size: int)
 
 
 def launch_tiles() -> None:
-    """What the programs of a mixed step in a graph compute."""
+    """Launch the computation of tiles for a mixed step in a graph."""
     starts, tiles = torch.tensor([0, 40, 41, 41], dtype=torch.int32), torch.zeros((2, 8), dtype=torch.int32)
     tile_list.list_tiles(*tiles, starts, 8, skip_decodes=True)
     tile_list.list_decodes(*tiles[:, :3], starts)
@@ -267,7 +267,7 @@ def costs(capability: int, cases: dict[str, Callable[[], None]]) -> list[dict[st
 
 
 def assembled(ptx: str, capability: int) -> dict[str, int]:
-    """What ptxas says of a kernel that it is given as Triton gives it."""
+    """What ptxas reports for a kernel, assembled with Triton's options."""
     ptxas = compiler.get_ptxas(capability).path
     target = compiler.sm_arch_from_capability(capability)
     with tempfile.TemporaryDirectory() as folder:

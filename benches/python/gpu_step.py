@@ -1,15 +1,16 @@
-"""Decode steps on a GPU: how long one takes, how long reading what it must read takes, and how long the device rests.
+"""Measures decode steps on a GPU: the time of a step, of reading what it must read, and of the device's pauses.
 
     python benches/python/gpu_step.py [--shapes gpt2-small llama-3-8b] [--batch-sizes 1 8 32 64] [--context 1024]
         [--modes eager graphs async] --output-json gpu_step.json
 
-Each shape is a model with random weights. N requests of the same length decode; medians over the steps in which all of
-them do, from CUDA events on the compute stream: ``step_ms`` from the end of one step to the end of the next, ``gap_ms``
-from the end of one to the moment when the next one's inputs are there and its first kernel may run, ``device_ms`` from
-there to its end (what rests between the kernels of a step is in it). ``read_ms`` is a sum over as many bytes as the
-weights and the cache of the step have (an embedding that is not the head as well is not counted), measured after each
-batch; ``times_reading`` is the step over that. ``eager`` launches every kernel, ``graphs`` replays decode graphs,
-``async`` also plans and launches the next step meanwhile. Prefix caching is off, sampling is greedy.
+Each shape is a model with random weights. N requests of the same length decode. Figures are medians over the steps in
+which all of them decode, from CUDA events on the compute stream: ``step_ms`` is the time from the end of one step to
+the end of the next; ``gap_ms`` from the end of one until the inputs of the next are there and its first kernel may run;
+``device_ms`` from then to its end, including pauses between the kernels of a step. ``read_ms`` is the time of a sum
+over as many bytes as the step's weights and cache have (an embedding that is not also the head does not count),
+measured after each batch; ``times_reading`` is the step's time divided by it. ``eager`` launches every kernel,
+``graphs`` replays decode graphs, and ``async`` also plans and launches the next step meanwhile. Prefix caching is off,
+sampling is greedy.
 """
 
 import argparse
@@ -106,7 +107,7 @@ def engine(shape: str, mode: str, batch_sizes: list[int], longest: int) -> Itera
 
 def measure(core: EngineCore, batch_size: int, context: int, num_steps: int) -> dict[str, float]:
     """Medians over the decode steps of one batch, in milliseconds."""
-    runner = core.executor._runner  # noqa: SLF001 -- whose launches are to be timed
+    runner = core.executor._runner  # noqa: SLF001 -- to time its launches
     batch = runner.input_batch
     steps: list[tuple[bool, torch.cuda.Event, torch.cuda.Event]] = []
     execute, sample, begin_computing = runner.execute_model, runner.sample_tokens, batch.write_block_table
@@ -116,7 +117,7 @@ def measure(core: EngineCore, batch_size: int, context: int, num_steps: int) -> 
         steps.append((is_whole, *(torch.cuda.Event(enable_timing=True) for _ in range(2))))
         execute(output)
 
-    def timed_beginning() -> None:  # the first that a step does once its inputs are there
+    def timed_beginning() -> None:  # the first call of a step after its inputs have arrived
         steps[-1][1].record()
         begin_computing()
 
@@ -166,7 +167,7 @@ def measure(core: EngineCore, batch_size: int, context: int, num_steps: int) -> 
 
 
 def read_ms(num_bytes: int, turns: int = 20) -> float:
-    """Reading so many bytes of device memory once, in milliseconds."""
+    """The time of reading ``num_bytes`` bytes of device memory once, in milliseconds."""
     num_bytes = min(num_bytes, torch.cuda.mem_get_info()[0] // 2)
     buffer = torch.zeros(num_bytes // 4, dtype=torch.float32, device="cuda")
     times = []

@@ -54,7 +54,7 @@ WORDS = [
 
 
 def ask(address: tuple[str, int], path: str) -> tuple[float, int]:
-    """Seconds for one GET over a connection of its own, and the status."""
+    """Seconds for one GET over its own connection, and the status."""
     begin = time.perf_counter()
     connection = http.client.HTTPConnection(*address, timeout=TIMEOUT)
     try:
@@ -67,7 +67,7 @@ def ask(address: tuple[str, int], path: str) -> tuple[float, int]:
 
 
 def poll(url: str) -> None:
-    """The prober's process: ask until standard input closes, then print when and how long, and what failed."""
+    """Run as the prober's process: query until standard input closes, then print times, durations and failures."""
     parts = urllib.parse.urlsplit(url)
     address = (parts.hostname or "", parts.port or 80)
     closed = threading.Event()
@@ -80,7 +80,7 @@ def poll(url: str) -> None:
     asked, late, failures = [], [], []
     due = time.perf_counter()
     while not closed.is_set():
-        # A question that took longer than the interval makes the next one come at once, not late.
+        # If a query takes longer than the interval, the next one starts at once.
         due = max(due + POLL_SECONDS, time.perf_counter())
         time.sleep(max(0.0, due - time.perf_counter()))
         late.append(time.perf_counter() - due)
@@ -96,14 +96,14 @@ def poll(url: str) -> None:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Of times in seconds, in milliseconds."""
+    """Percentiles of times in seconds, in milliseconds."""
     values = np.array(seconds) * 1000 if len(seconds) else np.zeros(1)
     return {f"p{at:g}": float(np.percentile(values, at)) for at in (50, 90, 99, 99.9)} | {"max": float(values.max())}
 
 
 @contextmanager
 def polled(url: str, found: dict[str, Any]) -> Iterator[None]:
-    """Asks ``/health`` meanwhile; ``found`` gets what the prober's process prints."""
+    """Query ``/health`` within the context; ``found`` gets the output of the prober's process."""
     command = [sys.executable, __file__, "--poll", url]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as prober:
         try:
@@ -114,7 +114,7 @@ def polled(url: str, found: dict[str, Any]) -> Iterator[None]:
 
 
 def wait_until_all_run(server: MeasuredServer, streams: int) -> float:
-    """The time (``time.monotonic``) from which all streams are open."""
+    """Wait until all streams are open; returns the time (``time.monotonic``)."""
     deadline = time.monotonic() + OPEN_SECONDS
     while server.get("/load")["num_running"] < streams:
         if time.monotonic() > deadline:
@@ -124,7 +124,7 @@ def wait_until_all_run(server: MeasuredServer, streams: int) -> float:
 
 
 class LongPrompts:
-    """Sends a long prompt every so often, each another one, so that no cache knows it."""
+    """Sends long prompts at a fixed interval, each a different one, so that no cache has it."""
 
     def __init__(self, url: str, characters: int, interval: float) -> None:
         self.seconds: list[float] = []
@@ -153,7 +153,7 @@ class LongPrompts:
                 text += " ".join(source.choices(WORDS, k=4000)) + ". "
             body = json.dumps({"prompt": text[: self._characters], "max_tokens": 1})
             senders.append(threading.Thread(target=self._send, args=(body,)))
-            senders[-1].start()  # one that takes longer than a second does not hold up the next
+            senders[-1].start()  # a slow one does not delay the next
         for sender in senders:
             sender.join()
 
@@ -176,7 +176,7 @@ class LongPrompts:
 
 
 def measure(server: MeasuredServer, args: argparse.Namespace, *, long_prompts: bool) -> dict[str, Any]:
-    """One run: all streams from their start to their end. What is asked while they are being opened counts apart."""
+    """One run: all streams from start to end. Queries while the streams are being opened are counted separately."""
     output_len = max(2, round(args.seconds * 1000 / args.step_time))
     lengths = ["--random-input-len", "32", "--random-output-len", str(output_len)]
     health: dict[str, Any] = {}
@@ -232,7 +232,7 @@ def measure(server: MeasuredServer, args: argparse.Namespace, *, long_prompts: b
 
 
 def main() -> None:
-    """Measure by turns without and with long prompts, print JSON."""
+    """Measure without and with long prompts in alternating turns, print JSON."""
     if sys.argv[1:2] == ["--poll"]:
         poll(sys.argv[2])
         return
@@ -276,7 +276,7 @@ def main() -> None:
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Medians over the turns, and what a long prompt adds."""
+    """Medians over the turns, and the effect of long prompts."""
     found: dict[str, Any] = {}
     for kind, name in ((False, "without"), (True, "with")):
         those = [run for run in runs if run["long_prompts"] is kind]

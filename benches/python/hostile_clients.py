@@ -1,4 +1,4 @@
-"""Clients that do not keep to what HTTP clients do: they send without reading, or close half of a connection."""
+"""Clients that break the rules of HTTP: they send without reading, or close half of a connection."""
 
 import contextlib
 import socket
@@ -8,13 +8,13 @@ from typing import Any
 
 PIECE = b"x" * (1 << 16)
 TOO_LARGE_BYTES = 64 << 20
-"""More than any body may have, and than the buffers of a socket hold."""
+"""More than the largest allowed body, and more than a socket's buffers hold."""
 FLOOD_SECONDS = 3.0
 HALF_REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
 
 
 def send_before_reading(url: str) -> dict[str, Any]:
-    """Send a body that is too large to its end, and read then: the status, or how the connection ended."""
+    """Send all of a body that is too large, then read: returns the status, or how the connection ended."""
     begin = time.perf_counter()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {TOO_LARGE_BYTES}\r\n\r\n"
     sent = 0
@@ -31,7 +31,7 @@ def send_before_reading(url: str) -> dict[str, Any]:
 
 
 def half_close_flood(url: str) -> dict[str, Any]:
-    """Open connections as fast as one client can, send half a request over each and close that half."""
+    """Open connections as fast as one client can, send half a request over each, and close the sending half."""
     begin = time.perf_counter()
     kept: list[socket.socket] = []
     failures = opened = 0

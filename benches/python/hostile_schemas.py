@@ -1,11 +1,11 @@
-"""Hostile schemas next to streams of others: how long each is answered, with what, and what the others see of it.
+"""Sends hostile schemas while other streams run, and measures the answers and the effect on the streams.
 
     python benches/python/hostile_schemas.py --seed 1 --cases 500
 
-The embedded model serves ``--streams`` streams all the while; ``--clients`` clients send one case after another (see
-``schema_bombs.py``). Reported are the answers by status, those that took longer than ``--limit`` seconds, failures (a
-status of 500 or more, no answer, a legal schema that is not served), the streams' gaps before and meanwhile, and the
-memory of all processes before, at most, and after. Ends with 1 where something failed.
+The embedded model serves ``--streams`` streams all the time; ``--clients`` clients send one case after another (see
+``schema_bombs.py``). The report has the answers by status, those that took longer than ``--limit`` seconds, failures (a
+status of 500 or more, no answer, a legal schema that is refused), the streams' gaps before and during the cases, and
+the memory of all processes before, after, and at most. The exit code is 1 if something failed.
 """
 
 import argparse
@@ -27,13 +27,13 @@ TIMEOUT_SECONDS = 60
 MEBI = 1 << 20
 SETTLE_SECONDS = 5.0
 NUM_BLOCKS = 1536
-"""Blocks of the KV cache: enough for the streams, and so few that each has been written before memory is taken. The
-system gives memory when it is first written: of a larger cache the streams alone take megabytes each second."""
+"""Blocks of the KV cache: enough for the streams, but so few that all have been written before memory is measured. The
+system provides memory when it is first written: in a larger cache, the streams alone take megabytes each second."""
 FILL_SECONDS = 20.0
 
 
 def send(url: str, bomb: Bomb) -> tuple[int, float, str]:
-    """Status (0: no answer), seconds, and the beginning of the answer."""
+    """Status (0 without an answer), seconds, and the beginning of the answer."""
     parts = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS)
     begin = time.perf_counter()
@@ -49,7 +49,7 @@ def send(url: str, bomb: Bomb) -> tuple[int, float, str]:
 
 
 class MemoryWatch:
-    """The most memory of all processes of a server while it is entered, in MiB."""
+    """Measures the peak memory of all processes of a server within its context, in MiB."""
 
     def __init__(self, server: MeasuredServer) -> None:
         self._server, self._done, self.most = server, threading.Event(), 0.0
@@ -74,10 +74,10 @@ def memory(server: MeasuredServer) -> float:
 
 
 def run(server: MeasuredServer, args: argparse.Namespace) -> dict[str, Any]:
-    """All cases; what became of them and of the others."""
+    """Send all cases; returns what became of them and of the other streams."""
     warm = list(bombs(args.seed, 3))
     for bomb in warm:
-        send(server.url, bomb)  # the engine reads the vocabulary for the first
+        send(server.url, bomb)  # makes the engine read the vocabulary
     with Neighbours(server.url, args.streams) as others:
         time.sleep(FILL_SECONDS)
         others.take()
@@ -116,7 +116,7 @@ def run(server: MeasuredServer, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Serve, send, publish."""
+    """Start the server, send the cases, publish the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="of the cases")
     parser.add_argument("--cases", type=int, default=500, help="how many")

@@ -1,7 +1,7 @@
-"""What an idle server costs: processor time of all its processes, and how soon it ends.
+"""Measures what an idle server costs: the processor time of all its processes, and how fast it ends.
 
-Some requests first, so that whatever is made late is there; then nothing for a while; one request, whose first token
-has the time that it takes after such a pause; then SIGTERM.
+The script first sends some requests, so that everything that is created late exists; then it waits; then it sends one
+request, to measure the first token after such a pause; then it sends SIGTERM.
 
     python benches/python/idle_cost.py --seconds 10 --output-json report.json
     python benches/python/idle_cost.py -- --model gpt2
@@ -22,7 +22,7 @@ USUAL_REQUESTS = 20
 
 
 def measure(flags: list[str], mode: str, seconds: float) -> dict[str, Any]:
-    """One server from its start to its end."""
+    """Measure one server from its start to its end."""
     with rustvllm_server(flags, mode) as server:
         usual = first_token_ms(server.url, USUAL_REQUESTS)
         time.sleep(SETTLE_SECONDS)
@@ -52,13 +52,13 @@ def measure(flags: list[str], mode: str, seconds: float) -> dict[str, Any]:
 
 
 def first_token_ms(url: str, num_requests: int) -> float:
-    """The median of so many requests, one after the other."""
+    """The median over ``num_requests`` requests, one after the other."""
     report = bench_serve(url, 1, num_requests, "--random-input-len", "16", "--random-output-len", "16")
     return float(report["p50_ttft_ms"])
 
 
 def main() -> None:
-    """Measure the engine in a process and in a thread by turns and print JSON."""
+    """Measure the engine in a process and in a thread in alternating turns, print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--turns", type=int, default=3)

@@ -1,10 +1,10 @@
-"""What ``rustvllm inspect`` predicts of checkpoints on the CPU, and what then is: memory, and a token's best time.
+"""Compares predictions of ``rustvllm inspect`` for checkpoints on the CPU with measurements: memory and time per token.
 
     python benches/python/inspect_prediction.py model-Q4_K_M.gguf awq-folder …
 
-Of each checkpoint: ``inspect --json`` (with the seconds that it took), then an ``LLM`` in a process of its own. Memory
-is what that process has more in pages without a file after ``load_model`` than before it, against ``weights_bytes``;
-the time is the least of several streams of 64 tokens behind a short prompt, against ``best_token_ms``.
+For each checkpoint the script runs ``inspect --json`` (and measures its seconds), then an ``LLM`` in its own process.
+The growth of that process's anonymous pages during ``load_model`` is compared with ``weights_bytes``; the lowest time
+per token of several streams of 64 tokens after a short prompt is compared with ``best_token_ms``.
 """
 
 import argparse
@@ -26,13 +26,13 @@ PROMPT = [5, 6, 7, 8]
 
 
 def anonymous_bytes() -> int:
-    """Of this process."""
+    """The anonymous memory of this process, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) * 1024
 
 
 def one(model: str) -> dict[str, float]:
-    """What is: in this process."""
+    """Measure in this process."""
     from rustvllm import LLM, SamplingParams
     from rustvllm.worker import worker
 
@@ -66,7 +66,7 @@ def one(model: str) -> dict[str, float]:
 
 
 def compare(model: str) -> dict[str, Any]:
-    """One checkpoint's prediction, what is, and the one over the other."""
+    """One checkpoint's prediction, its measurement, and the ratio of both."""
     begin = time.perf_counter()
     said = subprocess.run([*RUSTVLLM, "inspect", model, "--json"], check=True, stdout=subprocess.PIPE, text=True)
     took = time.perf_counter() - begin
@@ -80,7 +80,7 @@ def compare(model: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compare all, print JSON."""
+    """Compare all checkpoints, print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("models", nargs="+", help="GGUF files and folders")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)

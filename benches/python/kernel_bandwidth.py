@@ -1,11 +1,11 @@
-"""How much of a GPU's memory bandwidth attention reaches in a decode, compared with a copy on the same device: JSON.
+"""Measures how much of a GPU's memory bandwidth decode attention reaches, compared with a copy on the device; JSON.
 
     python benches/python/kernel_bandwidth.py [--batch-sizes 1 32 256] [--contexts 512 2048 8192] [--kv-cache-dtype fp8]
 
-A layer of ``--num-heads`` query heads over ``--num-kv-heads`` KV heads, as Llama 3 8B has by default. What counts
-are the keys and values that a step must read once; so many layers run in turn that none finds its cache in the
-processor's own. Each case is captured in a CUDA graph and replayed, so that launching costs nothing; the median of
-``--num-repeats`` replays counts. Without a GPU it says so and ends with status 1.
+A layer has ``--num-heads`` query heads over ``--num-kv-heads`` KV heads; the defaults are those of Llama 3 8B. The
+bytes are the keys and values that a step must read once. So many layers run in turn that none finds its keys in the
+GPU's own cache. Each case is captured in a CUDA graph and replayed, so that launches cost nothing; the median of
+``--num-repeats`` replays counts. Without a GPU the script says so and ends with exit code 1.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import sys
 import torch
 
 MIN_BYTES = 1 << 30
-"""What one replay reads at least, over all its layers: many times a GPU's own cache."""
+"""The fewest bytes that one replay reads over all its layers: many times a GPU's own cache."""
 BLOCK_SIZE = 16
 
 
@@ -70,7 +70,7 @@ def copy_bandwidth(device: torch.device, num_repeats: int) -> float:
 
 
 def decode_bandwidth(args: argparse.Namespace, batch_size: int, context: int, device: torch.device) -> dict[str, float]:
-    """Time of one layer's decode, and the GB/s of keys and values that it reads."""
+    """The time of one layer's decode, and the GB/s of keys and values that it reads."""
     from rustvllm.attention.metadata import KVCacheSpec
     from rustvllm.attention.static_batch import StaticDecodeBatch
     from rustvllm.attention.triton_backend import TritonAttentionBackend
@@ -107,14 +107,14 @@ def decode_bandwidth(args: argparse.Namespace, batch_size: int, context: int, de
 
 
 def filled(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Numbers as a model has them: zeros toggle fewer wires, and a device that stays cooler clocks higher."""
+    """Random numbers like those of a model: zeros would toggle fewer wires, and a cooler device clocks higher."""
     if dtype == torch.uint8:  # e4m3, finite
         return torch.randint(0, 0x70, shape, dtype=dtype, device=device)
     return torch.empty(shape, dtype=dtype, device=device).normal_()
 
 
-def seconds(run, num_repeats: int) -> float:  # noqa: ANN001 -- anything that launches work
-    """Median time of a run on the device."""
+def seconds(run, num_repeats: int) -> float:  # noqa: ANN001 -- any function that launches work
+    """The median time of a run on the device."""
     times = []
     for _ in range(num_repeats + 2):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -1,14 +1,14 @@
-"""What a killed rank costs: servers with several ranks, each of which loses one at a random moment.
+"""Measures what a killed rank costs: each of many servers with several ranks loses one at a random moment.
 
     python benches/python/killed_ranks.py [--rounds 100] [--seed 0] [--size 2] [--stages 1]
         [--moments start steps restart]
 
-A round starts ``rustvllm serve`` with several ranks and the model of the package, kills a rank (SIGKILL; rank 0 is
-the engine process) while it starts or while four streams run, and measures how long it takes until every stream has
-ended with an error that names the rank, and until every process is gone. It fails when that takes more than 2 and 10
-seconds, or when a process, a listening port, or a file in TMPDIR or /dev/shm is left. In a round "restart" the server
-has ``--restart-engine``: there the time counts until new ranks answer a request. Prints JSON; exit code 1 after a
-failure.
+A round starts ``rustvllm serve`` with several ranks and the embedded model, kills a rank (SIGKILL; rank 0 is the engine
+process) while it starts or while four streams run, and measures how long it takes until every stream has ended with an
+error that names the rank, and until every process is gone. The round fails if these take more than 2 and 10 seconds, or
+if a process, a listening port, or a file in TMPDIR or /dev/shm is left. In a "restart" round the server has
+``--restart-engine``, and the time until new ranks answer a request counts instead. Prints JSON; the exit code is 1 if a
+round failed.
 """
 
 import argparse
@@ -36,11 +36,11 @@ NUM_STREAMS = 4
 SHARED = Path("/dev") / "shm"
 ENGINE, WORKER = "rustvllm.engine.process", "rustvllm.worker.process"
 LONGEST_START = 4.0
-"""A rank is killed up to so many seconds after it was first seen; later than that the server is ready."""
+"""A rank is killed at most this many seconds after it was first seen, because later the server is ready."""
 
 
 class Server:
-    """One server in a session of its own, with a directory of its own."""
+    """One server in its own session, with its own directory."""
 
     def __init__(self, size: int, stages: int, *flags: str) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
@@ -69,7 +69,7 @@ class Server:
                 self._news.notify_all()
 
     def wait_for(self, words: str) -> str:
-        """The first line with these words."""
+        """Wait for the first line that contains these words, and return it."""
         with self._news:
             found = self._news.wait_for(lambda: [line for line in self.lines if words in line], START_SECONDS)
         if not found:
@@ -77,7 +77,7 @@ class Server:
         return str(found[0])
 
     def processes(self) -> list[psutil.Process]:
-        """What lives of its session."""
+        """The living processes of its session."""
         living = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, ProcessLookupError):
@@ -97,7 +97,7 @@ class Server:
         return found[ENGINE] + sorted(found[WORKER], key=lambda process: process.pid)
 
     def close(self) -> None:
-        """End what is left."""
+        """End the remaining processes."""
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -106,7 +106,7 @@ class Server:
 
 
 class Stream:
-    """One streamed completion, read by a thread to its end."""
+    """One streamed completion, which a thread reads to its end."""
 
     def __init__(self, url: str) -> None:
         self.text = ""
@@ -135,7 +135,7 @@ class Stream:
 
 
 def run_round(number: int, moment: str, chance: random.Random, size: int, stages: int) -> dict[str, Any]:
-    """One server and one killed rank."""
+    """Run one server and kill one rank."""
     before = {each.name for each in SHARED.iterdir()}
     server = Server(size, stages, *(["--restart-engine"] if moment == "restart" else []))
     result: dict[str, Any] = {"round": number, "moment": moment, "failures": []}
@@ -200,7 +200,7 @@ def run_round(number: int, moment: str, chance: random.Random, size: int, stages
 
 
 def metrics_failures(url: str, size: int) -> list[str]:
-    """What is wrong with what /metrics says of ranks that run."""
+    """What is wrong in /metrics about running ranks."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(str(parts.hostname), int(parts.port or 0), timeout=10)
     connection.request("GET", "/metrics")
@@ -213,7 +213,7 @@ def metrics_failures(url: str, size: int) -> list[str]:
 
 
 def wait_until_back(url: str, server: Server, before: set[int], size: int) -> float:
-    """When a request was answered again, by as many ranks as before, none of which is one of them."""
+    """The time when a request was answered again, by as many ranks as before, all of them new."""
     deadline = time.monotonic() + BACK_SECONDS
     parts = urlsplit(url)
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True})
@@ -232,7 +232,7 @@ def wait_until_back(url: str, server: Server, before: set[int], size: int) -> fl
 
 
 def is_refused(url: str) -> bool:
-    """Whether no process listens there."""
+    """Whether no process listens at the URL."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(str(parts.hostname), int(parts.port or 0), timeout=2)
     try:

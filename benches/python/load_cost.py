@@ -1,8 +1,9 @@
-"""What a checkpoint costs here and in another commit: time to ready, memory, and the speed of one stream, by turns.
+"""Compares what a checkpoint costs here and in another commit: time to ready, memory, and the speed of one stream.
 
-Servers of both are started one after the other over the same checkpoint. Of each: seconds until it is ready, the memory
-of all its processes then and their most while it starts, milliseconds per token of one stream, and the tokens it
-drew. Without ``--model`` the checkpoint is a Qwen2 of 0.5 B with random bfloat16 weights, made in a folder that goes.
+Servers of both start one after the other with the same checkpoint, in alternating turns. For each, the script measures
+the seconds until it is ready, the memory of all its processes then and the peak during its start, the milliseconds per
+token of one stream, and its tokens. Without ``--model`` the checkpoint is a Qwen2 of 0.5 B with random bfloat16 weights
+in a temporary folder.
 
     python benches/python/load_cost.py --server "OTHER/.venv/bin/python -m rustvllm.cli.main serve" --turns 2
 """
@@ -40,13 +41,13 @@ QWEN2: dict[str, Any] = {
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
-"""Qwen2.5-0.5B's shape."""
+"""The shape of Qwen2.5-0.5B."""
 PROMPT_TOKENS = 128
 WAIT_SECONDS = 0.02
 
 
 def write_checkpoint(folder: Path) -> Path:
-    """Random bfloat16 weights of that shape, with a seed."""
+    """Write seeded random bfloat16 weights of that shape."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -58,12 +59,12 @@ def write_checkpoint(folder: Path) -> Path:
 
 
 def megabytes(server: MeasuredServer) -> int:
-    """Memory of all its processes."""
+    """The memory of all its processes, in MB."""
     return round(sum(server.resident_bytes().values()) / 1e6)
 
 
 def prompt_of(model: Path) -> list[int]:
-    """Ids all over the vocabulary, as many as leave half of a short context."""
+    """Ids from the whole vocabulary, as many as leave half of a short context free."""
     config = json.loads((model / "config.json").read_text())
     positions = config.get("max_position_embeddings") or config["n_positions"]
     return [(7919 * place + 5) % config["vocab_size"] for place in range(min(PROMPT_TOKENS, positions // 2))]
@@ -97,7 +98,7 @@ def stream(url: str, prompt: list[int], max_tokens: int) -> tuple[float, float, 
 def measure(
     command: Sequence[str], flags: Sequence[str], mode: str, prompt: list[int], num_tokens: int
 ) -> tuple[dict[str, float], tuple[int, ...]]:
-    """One server: its figures and what it drew."""
+    """Measure one server: its figures and its tokens."""
     server = rustvllm_server(flags, mode, command=command)
     most, done = [0], threading.Event()
 
@@ -129,7 +130,7 @@ def measure(
 
 
 def main() -> None:
-    """Start both by turns, print JSON."""
+    """Start both servers in alternating turns, print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, help="a checkpoint's folder (default: one of 0.5 B is made)")
     parser.add_argument("--turns", type=int, default=2, help="starts of each")

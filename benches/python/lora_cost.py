@@ -1,14 +1,14 @@
-"""What adapters cost on the CPU: steps with none, one and eight of them, by turns with an engine that has none.
+"""Measures what adapters cost on the CPU: steps with none, one and eight, compared with an engine without adapters.
 
     python benches/python/lora_cost.py [--shape llama-160m] [--variants float32 int8] [--rank 16] [--bfloat16]
         [--num-steps 40] [--output-json FILE]
 
-Random weights, and adapters with random matrices on all dense layers of the blocks. For each variant two engines live
-in this process, one with ``enable_lora`` and one without, and take turns, a step each. "flag" are requests of the model
-itself in the engine that serves adapters, "one" has one adapter for all rows, "eight" gives neighbours different ones.
-A share is the time of the step without adapters over that of the step with them, the median of all pairs of steps that
-follow each other; the times are medians, in milliseconds. All products are the core's in both engines, since each
-engine would choose by measurements of its own.
+The model has random weights, and adapters have random matrices for all dense layers of the blocks. For each variant two
+engines run in this process, one with ``enable_lora`` and one without, and alternate, a step each. In "flag", requests
+use the model itself in the engine with adapters; in "one", all rows use one adapter; in "eight", neighbouring rows use
+different ones. A share is the time of a step without adapters over that of a step with them, as the median of all pairs
+of consecutive steps; times are medians in milliseconds. The core computes all products in both engines, because each
+engine would otherwise choose by its own measurements.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measure(variant: str, args: argparse.Namespace, clock: Clock) -> dict[str, Any]:
-    """Steps of some rows, and of a prompt, with and without adapters."""
+    """Measure steps of some rows, and of a prompt, with and without adapters."""
     plain, adapted = (make_core(variant, args, enable_lora=flag) for flag in (False, True))
     load_adapters(adapted, args.rank, bfloat16=args.bfloat16)
     found: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def measure(variant: str, args: argparse.Namespace, clock: Clock) -> dict[str, A
 
 
 def make_core(variant: str, args: argparse.Namespace, *, enable_lora: bool, **more: Any) -> EngineCore:
-    """An engine of the shape with random weights; ``more`` are further arguments of one with adapters."""
+    """An engine for the shape with random weights; ``more`` are further arguments for adapters."""
     longest = max(args.num_steps + NUM_WARMUPS + PROMPT_LEN + 16, args.prompt + 16)
     most_rows = max([1, *args.rows])
     settings = {"enable_lora": True, "max_loras": NUM_ADAPTERS, "max_lora_rank": args.rank} | more
@@ -87,13 +87,13 @@ def make_core(variant: str, args: argparse.Namespace, *, enable_lora: bool, **mo
 
 
 def load_adapters(core: EngineCore, rank: int, *, bfloat16: bool, count: int = NUM_ADAPTERS) -> None:
-    """Adapters of all dense layers in the blocks, as peft saves them."""
-    # Loads torch, which must come after the executor: that says how torch's threads wait.
+    """Load adapters for all dense layers in the blocks, in the form in which peft saves them."""
+    # This loads torch, which must come after the executor, because that sets how torch's threads wait.
     import torch
     from safetensors.torch import save_file
 
     executor: Any = core.executor
-    model = executor._runner.model  # noqa: SLF001 -- a measurement looks inside
+    model = executor._runner.model  # noqa: SLF001 -- a measurement needs internals
     parts = adaptable_parts(model)
     generator = torch.Generator().manual_seed(0)
     for number in range(1, count + 1):
@@ -114,10 +114,10 @@ def load_adapters(core: EngineCore, rank: int, *, bfloat16: bool, count: int = N
 def decode(
     cores: tuple[EngineCore, EngineCore], clock: Clock, rows: int, num_adapters: int, num_steps: int
 ) -> dict[str, float]:
-    """Steps of so many rows, by turns."""
+    """Alternate steps that decode ``rows`` rows."""
     for index, core in enumerate(cores):
         add_requests(core, rows, PROMPT_LEN, num_steps + NUM_WARMUPS + 1, num_adapters if index else 0)
-        core.step()  # the prompts, all of them
+        core.step()  # computes all prompts
         core.scheduler.take_outputs()
     pairs = [tuple(timed(core, clock) for core in turn(cores, index)) for index in range(num_steps + NUM_WARMUPS)]
     for core in cores:
@@ -130,7 +130,7 @@ def decode(
 def prompts(
     cores: tuple[EngineCore, EngineCore], clock: Clock, num_tokens: int, num_adapters: int, count: int = 11
 ) -> dict[str, float]:
-    """Steps that compute one prompt and its first token, by turns."""
+    """Alternate steps that compute one prompt and its first token."""
     pairs = []
     for index in range(count):
         for each, core in enumerate(cores):
@@ -140,12 +140,12 @@ def prompts(
 
 
 def turn(cores: tuple[EngineCore, EngineCore], index: int) -> tuple[EngineCore, EngineCore]:
-    """Who is first, in turn: what a step leaves in the caches is then no one's advantage."""
+    """The order of the engines in a turn; it alternates, so that the contents of the caches favour neither."""
     return cores if index % 2 == 0 else (cores[1], cores[0])
 
 
 def timed(core: EngineCore, clock: Clock) -> tuple[float, float]:
-    """Seconds of a step and of its products."""
+    """Seconds of a step, and of its products."""
     clock.take()
     begin = time.perf_counter()
     core.step()
@@ -155,7 +155,7 @@ def timed(core: EngineCore, clock: Clock) -> tuple[float, float]:
 
 
 def add_requests(core: EngineCore, rows: int, prompt_len: int, max_tokens: int, num_adapters: int) -> None:
-    """Requests with prompts of their own, greedy; neighbours have different adapters, if any."""
+    """Add greedy requests with different prompts; neighbours have different adapters, if there are any."""
     handle = core.handle
     for index in range(rows):
         prompt = [(7 * index + 3 * position) % 4000 + 5 for position in range(prompt_len)]

@@ -1,4 +1,4 @@
-"""Adapters for a checkpoint, as peft saves them: random matrices of one rank for all dense layers of the blocks."""
+"""Writes adapters for a checkpoint as peft saves them: random matrices of one rank for the blocks' dense layers."""
 
 import json
 from pathlib import Path
@@ -9,13 +9,13 @@ from safetensors.numpy import save_file
 
 
 def write_adapters(checkpoint: Path, folder: Path, count: int, rank: int) -> list[Path]:
-    """Write some, each with numbers of its own.
+    """Write several adapters with different numbers.
 
     Args:
         checkpoint: Folder with ``model.safetensors``, of a model whose dense layers are called ``…_proj``.
-        folder: For their folders.
+        folder: Where to put their folders.
         count: How many.
-        rank: Of each.
+        rank: The rank of each.
     """
     shapes = {}
     with safe_open(checkpoint / "model.safetensors", framework="np") as opened:

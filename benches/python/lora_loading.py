@@ -1,13 +1,13 @@
-"""How long an adapter takes to load while streams run, and how long these wait for a token meanwhile.
+"""Measures how long an adapter takes to load while streams run, and how long these meanwhile wait for a token.
 
     python benches/python/lora_loading.py [--streams 16] [--loads 10] [--rank 16] [--output-json FILE]
 
-A Llama of 160 million parameters with random weights in an engine process, and an adapter of all dense layers in its
-blocks, which is loaded and removed again while the streams go on. "load_ms" is from the call to its answer, "read_ms"
-is reading the file once more, and "gap" the time between two tokens of a stream: before the first load, once all
-streams run, those that overlap a load, and those after the first load that overlap none ("elsewhere": what the machine
-does by itself). "gap_steps" is the longest of those at loads over the median of the first, which is a step, and
-"elsewhere_steps" the longest of the last.
+The model is a Llama of 160 million parameters with random weights in an engine process. An adapter for all dense layers
+in its blocks is loaded and removed repeatedly while the streams go on. "load_ms" is the time from the call to its
+answer, "read_ms" that of reading the file again, and "gap" the time between two tokens of a stream. There are three
+kinds of gaps: before the first load, when all streams run; during a load; and between loads ("elsewhere"), which shows
+what the machine does by itself. "gap_steps" is the longest gap during a load over the median gap before the first load,
+which is a step; "elsewhere_steps" is the same for the longest gap between loads.
 """
 
 import argparse
@@ -37,16 +37,16 @@ NAMES = {
     "mlp.up_proj": ("intermediate_size", "hidden_size"),
     "mlp.down_proj": ("hidden_size", "intermediate_size"),
 }
-"""Outputs and inputs of each dense layer of a block; the shape has as many heads of keys as of queries."""
+"""Outputs and inputs of each dense layer of a block; the shape has as many key heads as query heads."""
 MAX_MODEL_LEN = 2048
 QUIET_SECONDS = 4.0
 SETTLED_SECONDS = 3.0
-"""Of these, the last: streams that came later are computed in the first."""
+"""The last part of the quiet time, which counts: in the first part, prompts of late streams are computed."""
 PAUSE_SECONDS = 0.5
 
 
 def write_adapter(folder: Path, rank: int) -> Path:
-    """An adapter of all dense layers in the blocks, as peft saves it."""
+    """Write an adapter for all dense layers in the blocks, as peft saves it."""
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -65,14 +65,14 @@ def write_adapter(folder: Path, rank: int) -> Path:
 
 
 async def stream(engine: AsyncLLM, index: int, times: list[float]) -> None:
-    """Note when each token of a stream comes."""
+    """Record when each token of a stream comes."""
     prompt = {"prompt_token_ids": [(7 * index + 3 * position) % 4000 + 5 for position in range(32)]}
     params = SamplingParams(
         max_tokens=MAX_MODEL_LEN - 64, ignore_eos=True, temperature=0.0, output_kind=RequestOutputKind.DELTA
     )
     async for output in engine.generate(prompt, params, f"stream-{index}"):
         if output.outputs[0].token_ids:
-            times.append(time.perf_counter())  # noqa: PERF401 -- others look at it meanwhile
+            times.append(time.perf_counter())  # noqa: PERF401 -- the list is read meanwhile
 
 
 async def measure(engine: AsyncLLM, folder: Path, args: argparse.Namespace) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""Many registered adapters of which a few may run at once: what that costs, and how long requests for rare ones wait.
+"""Measures many registered adapters of which a few may run at once: their cost, and the waits for rare ones.
 
     python benches/python/lora_many.py [--registered 100] [--max-loras 8] [--rows 32] [--outstanding 64]
         [--max-times-passed N] [--exponent 1.0] [--seconds 20] [--output-json FILE]
 
 Two engines with the same random weights take turns: one has as many adapters as may run at once, the other many more.
-Each always has as many requests outstanding: one that ends is followed by a new one, whose adapter is drawn by
-Zipf's law, the first the most often. "share" is the tokens per second (those of prompts included) of the engine with
-many over those of the one with few. A wait is the time from a request's arrival to its admission, of requests that were
-admitted after the first turn; "rarest" are the adapters of the last tenth, "longest" is the longest of all waits.
+Each always has the same number of requests outstanding: when one ends, a new one follows, whose adapter is drawn by
+Zipf's law, the first one most often. "share" is the tokens per second (including prompts) of the engine with many
+adapters over those of the one with few. A wait is the time from a request's arrival to its admission, for requests
+admitted after the first turn; "rarest" covers the adapters of the last tenth, and "longest" is the longest of all.
 """
 
 import argparse
@@ -30,12 +30,12 @@ NUM_TURNS = 4
 
 
 class ClosedLoop:
-    """An engine whose ended requests are followed by new ones.
+    """An engine in which a new request follows each one that ends.
 
     Args:
-        core: With adapters 1 to ``num_adapters``.
-        num_adapters: That requests are drawn from.
-        args: Of the command line.
+        core: The engine, with adapters 1 to ``num_adapters``.
+        num_adapters: The adapters from which requests draw.
+        args: The command line's arguments.
     """
 
     def __init__(self, core: EngineCore, num_adapters: int, args: argparse.Namespace) -> None:
@@ -50,7 +50,7 @@ class ClosedLoop:
         self._outstanding = args.outstanding
 
     def run(self, seconds: float) -> None:
-        """Step for some time; the loop's own counting is not in it."""
+        """Run steps for some time, which does not include the loop's own counting."""
         end = self.seconds + seconds
         while self.seconds < end:
             while len(self._live) < self._outstanding:
@@ -77,7 +77,7 @@ class ClosedLoop:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Both engines by turns."""
+    """Run both engines in alternating turns."""
     loops = {}
     for count in (args.max_loras, args.registered):
         core = make_core(
@@ -89,7 +89,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     shares = []
     for turn in range(NUM_TURNS):
         rates = []
-        if turn == 1:  # the first has the requests of the beginning, which all came at once
+        if turn == 1:  # leaves out the first turn, whose requests all came at once
             many.waits.clear()
         for loop in (few, many):
             tokens, seconds = loop.num_tokens, loop.seconds

@@ -1,6 +1,6 @@
-"""``MeasuredServer``: a server as a process tree of its own, whose processor time and memory are read from /proc.
+"""``MeasuredServer``: a server as its own process tree, whose processor time and memory are read from /proc.
 
-The scripts of this folder start it, load it with ``rustvllm bench serve`` and take differences.
+The scripts of this folder start it, load it with ``rustvllm bench serve``, and compute differences.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ LAST_LINES = 40
 
 
 class MeasuredServer:
-    """Started on entering the context, ended with everything it started on leaving it.
+    """A server that starts when the context begins, and ends with all its processes when the context ends.
 
     Args:
         command: Its command line.
         url: Where it will listen; None: it prints ``listening on URL,`` and ``ready, serving``, as rustvllm does.
         environment: Variables in addition to those of this process.
-        ready_seconds: A start may take so long.
-        log: A file for what it prints; None: the last lines are kept for the message when it does not start.
+        ready_seconds: The longest time that a start may take.
+        log: A file for its output; None: the last lines are kept for the error message of a failed start.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class MeasuredServer:
             self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_SECONDS)
-        # Its children are in its session: any that remain would spoil the next measurement.
+        # Its children are in its session: if any remained, they would disturb the next measurement.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -112,12 +112,12 @@ class MeasuredServer:
             return False
 
     def get(self, path: str) -> Any:
-        """The JSON of one of its pages."""
+        """Get a page, and parse it as JSON."""
         with urllib.request.urlopen(self.url + path, timeout=10) as answer:  # noqa: S310 -- our own address
             return json.load(answer)
 
     def pids(self) -> list[int]:
-        """Of the process and everything that descends from it."""
+        """The ids of the process and all its descendants."""
         found = [self.process.pid]
         for pid in found:
             try:
@@ -128,7 +128,7 @@ class MeasuredServer:
         return found
 
     def processor_seconds(self) -> Counter[str]:
-        """Processor time so far of every living process, by process and thread; pools of threads count as one."""
+        """Processor time of every living process, by process and thread; pools of threads count as one."""
         used: Counter[str] = Counter()
         for pid in self.pids():
             try:
@@ -151,17 +151,17 @@ class MeasuredServer:
         return resident
 
     def pause(self) -> None:
-        """Stop the whole tree, so that it costs nothing while another is measured."""
+        """Stop all processes, so that they cost nothing while another server is measured."""
         os.killpg(self.process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue all processes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGCONT)
 
 
 def process_name(pid: int) -> str:
-    """What a process is: the last part of the module it runs, or its name."""
+    """A process's name: the last part of the module that it runs, or the name in /proc."""
     arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     if "-m" in arguments[:-1]:
         module = arguments[arguments.index("-m") + 1].split(".")
@@ -170,15 +170,15 @@ def process_name(pid: int) -> str:
 
 
 def thread_name(pid: int, task: Path) -> str:
-    """The main thread, or a thread's name without its number."""
+    """The main thread's name, or a thread's name without its number."""
     if task.name == str(pid):
         return "main"
-    # Python before 3.14 gives its threads no names: these have the process's.
+    # Python before 3.14 does not name its threads: they have the name of the process.
     return (task / "comm").read_text().strip().rstrip("0123456789_-") or "thread"
 
 
 def task_seconds(task: Path) -> float:
-    """Processor time of a thread: nanoseconds where the kernel counts them, else ticks."""
+    """Processor time of a thread: in nanoseconds if the kernel counts them, else in ticks."""
     try:
         return int((task / "schedstat").read_text().split()[0]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -187,7 +187,7 @@ def task_seconds(task: Path) -> float:
 
 
 def mode_flags(mode: str) -> list[str]:
-    """What puts rustvllm's engine into a ``process`` of its own, as it comes, or into a ``thread`` of the server's."""
+    """Flags that put rustvllm's engine into its own ``process``, the default, or into a ``thread`` of the server."""
     return ["--disable-frontend-multiprocessing"] if mode == "thread" else []
 
 
@@ -200,13 +200,13 @@ def rustvllm_server(
         arguments: Its flags.
         mode: See :func:`mode_flags`.
         log: See :class:`MeasuredServer`.
-        command: Another server's, which takes the same flags.
+        command: Another server's command, which takes the same flags.
     """
     return MeasuredServer([*(command or SERVE), *arguments, *mode_flags(mode), "--port", "0"], log=log)
 
 
 def bench_serve(url: str, concurrency: int, num_prompts: int, *more: str) -> dict[str, Any]:
-    """One run of ``rustvllm bench serve``; its report, with ``failed`` and ``errors_by_kind``."""
+    """Run ``rustvllm bench serve`` once; returns its report, with ``failed`` and ``errors_by_kind``."""
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
         command = [*RUSTVLLM, "bench", "serve", "--base-url", url, "--max-concurrency", str(concurrency)]
         command += ["--num-prompts", str(num_prompts), "--ignore-eos", "--metric-percentiles", "50,99"]

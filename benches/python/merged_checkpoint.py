@@ -1,11 +1,12 @@
-"""Writes a checkpoint with the first of ``lora_folders``' adapters merged into it, for engines that serve it so.
+"""Writes a checkpoint with the first of ``lora_folders``' adapters merged into it, for engines without adapters.
 
     python benches/python/merged_checkpoint.py llama-160m merged
     lcpp/bin/python benches/python/engines/gguf_of.py merged merged          # merged-f32.gguf
     python benches/python/compare_offline.py --model llama-160m --shape llama-160m --adapters 1 \
         --engine llama_cpp=lcpp/bin/python:merged-f32.gguf
 
-The first folder is made if it is not there. That both draw the same tokens shows that both compute the same model.
+The script makes the first folder if it does not exist. If both engines choose the same tokens, both compute the same
+model.
 """
 
 import argparse
@@ -32,7 +33,7 @@ def merge(model: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Write it."""
+    """Write the merged checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("target", type=Path)

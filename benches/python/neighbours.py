@@ -1,4 +1,4 @@
-"""``Neighbours``: what others see of a server while something happens to it: ``/health``, and other streams."""
+"""``Neighbours``: measures how an event affects others that use a server: ``/health``, and streams."""
 
 import contextlib
 import http.client
@@ -16,11 +16,11 @@ TIMEOUT = 120
 
 
 class Neighbours:
-    """Asks ``/health`` over new connections and reads streams until it is left; times are in seconds.
+    """Queries ``/health`` over new connections and reads streams until its context ends; times are in seconds.
 
     Args:
-        url: Of the server.
-        streams: How many are read at a time.
+        url: The server's URL.
+        streams: How many streams are read at a time.
     """
 
     def __init__(self, url: str, streams: int) -> None:
@@ -46,7 +46,7 @@ class Neighbours:
             thread.join()
 
     def take(self) -> dict[str, Any]:
-        """What was seen since the last call."""
+        """The measurements since the last call."""
         with self._lock:
             health, gaps, failures = self._health, self._gaps, self._failures
             self._health, self._gaps, self._failures = [], [[] for _ in gaps], 0
@@ -70,7 +70,7 @@ class Neighbours:
                 connection.close()
 
     def _read(self, index: int) -> None:
-        """One stream after another: a gap is the time from one event with data to the next of the same stream."""
+        """Read one stream after another; a gap is the time from one event with data to the stream's next one."""
         body = json.dumps({"prompt": "Once", "max_tokens": 480, "ignore_eos": True, "stream": True})
         while not self._stopping.is_set():
             connection = http.client.HTTPConnection(*self._address, timeout=TIMEOUT)
@@ -87,7 +87,7 @@ class Neighbours:
 
 
 def milliseconds(series: list[list[float]]) -> dict[str, float]:
-    """The 99th percentile of the series that had it worst, and the largest of all; in milliseconds."""
+    """Median of all, the highest 99th percentile of any series, and the largest of all; in milliseconds."""
     seen = [np.array(each) * 1000 for each in series if each]
     if not seen:
         return {"count": 0}

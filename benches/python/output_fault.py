@@ -1,7 +1,7 @@
-"""Whether a server suffers when its log is not read: ``/health``, a stream and memory, before, during, after.
+"""Measures whether a server suffers if its log is not read: ``/health``, a stream and memory, before, during, after.
 
-A server with an access log writes into a pipe. It is read; then nothing reads it while requests make thousands of
-lines (``unread``: it fills up; ``gone``: its reader has closed it); then, where that is possible, it is read again.
+A server with an access log writes into a pipe. At first the pipe is read. Then it is not read while requests make
+thousands of lines (``unread``: it fills up; ``gone``: its reader has closed it). Then, if possible, it is read again.
 
     python benches/python/output_fault.py --seconds 5 --output-json report.json
 """
@@ -29,7 +29,7 @@ from measured_server import SERVE
 POLL_SECONDS = 0.02
 TIMEOUT = 3.0
 BATCH = 20
-"""Requests that are sent at once."""
+"""How many requests are sent at once."""
 FAULTS = ("unread", "gone")
 
 
@@ -55,7 +55,7 @@ class PipedServer:
         if not self._is_ready.wait(120):
             raise SystemExit(f"the server was not ready in time: {self.tail.decode(errors='replace')}")
         launcher = psutil.Process(self.process.pid)
-        is_api = ".api_process"  # the end of its module's name, wherever that stands
+        is_api = ".api_process"  # the end of the module's name
         self.api = next((each for each in launcher.children() if is_api in " ".join(each.cmdline())), launcher)
         return self
 
@@ -67,7 +67,7 @@ class PipedServer:
         self._thread.join()
 
     def _read(self) -> None:
-        """Read while told to."""
+        """Read the pipe while it should be read."""
         while not self._is_over:
             if self._is_gone:
                 os.close(self._reader)
@@ -85,18 +85,18 @@ class PipedServer:
         os.close(self._reader)
 
     def fault(self, kind: str) -> None:
-        """Stop reading, or close."""
+        """Stop reading the pipe, or close it."""
         if kind == "gone":
             self._is_gone = True
         else:
             self._is_read.clear()
 
     def mend(self) -> None:
-        """Read again, if it still can be."""
+        """Read the pipe again, if that is still possible."""
         self._is_read.set()
 
     def stop(self) -> dict[str, Any]:
-        """End it as a supervisor does: how it ended, and after how long."""
+        """End the server as a supervisor does; returns its exit code, and the seconds it took."""
         begin = time.perf_counter()
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -107,7 +107,7 @@ class PipedServer:
 
 
 def watch_phase(server: PipedServer, seconds: float) -> dict[str, Any]:
-    """One phase: requests that make lines, a stream, and ``/health`` asked over new connections."""
+    """Run one phase: requests that make log lines, a stream, and queries to ``/health`` over new connections."""
     over = threading.Event()
     gaps: list[float] = []
     lines = [0]
@@ -151,7 +151,7 @@ def _get(url: str, path: str) -> None:
 
 
 def _make_lines(url: str, over: threading.Event, lines: list[int]) -> None:
-    """Requests over one connection, at most 1,000 a second; each is a line of some 330 bytes."""
+    """Send requests over one connection, at most 1,000 a second; each makes a line of about 330 bytes."""
     parts = urllib.parse.urlsplit(url)
     request = f"GET /v1/{'x' * 230} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode()
     with contextlib.suppress(OSError), socket.create_connection((parts.hostname, parts.port), TIMEOUT) as connection:
@@ -196,7 +196,7 @@ def _summary(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure each fault with a server of its own, print JSON."""
+    """Measure each fault with its own server, print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="of each phase")
     parser.add_argument("--step-time", type=float, default=10.0, help="milliseconds of a simulated step")
@@ -210,7 +210,7 @@ def main() -> None:
         with PipedServer(
             args.server or SERVE, ["--sim-step-time", f"{args.step_time:g}", *mode, *args.serve]
         ) as server:
-            watch_phase(server, 1.0)  # connections and code that are used for the first time
+            watch_phase(server, 1.0)  # warms up connections and code
             run = {"before": watch_phase(server, args.seconds)}
             server.fault(kind)
             time.sleep(0.3)
@@ -219,7 +219,7 @@ def main() -> None:
                 server.mend()
                 run["after"] = watch_phase(server, args.seconds)
                 server.fault(kind)
-                watch_phase(server, min(args.seconds, 2.0))  # the pipe is full again
+                watch_phase(server, min(args.seconds, 2.0))  # fills the pipe again
             run["stop"] = server.stop()
             runs[kind] = run
     publish({**new_report(), "step_time_ms": args.step_time, "mode": args.mode, "runs": runs}, args.output_json)

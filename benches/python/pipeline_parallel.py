@@ -1,11 +1,12 @@
-"""What stages cost and give: tokens per second of one model in one process of two threads, in two ranks, in two stages.
+"""Measures costs and gains of stages: tokens per second of a model in one process, in two ranks, and in two stages.
 
     python benches/python/pipeline_parallel.py [--rows 1 2 8 32] [--tokens 48] [--turns 3]
 
-A GPT-2 of 85 M parameters without its vocabulary, in float32 with random weights, with the tokenizer of the package.
-Each way to run it is an engine in a process of its own with as many threads in all, by turns; so many greedy requests
-of 16 tokens each get ``--tokens`` more. Prints JSON: of each way and number of requests the median of output tokens per
-second, how many steps there were, and the share of rank 0's time that it waited for others.
+The model is a GPT-2 with 85 M parameters besides its vocabulary, in float32 with random weights and the embedded
+model's tokenizer. Each way to run it is an engine in its own process, with two threads in total; they alternate. A
+number of greedy requests of 16 tokens each get ``--tokens`` more. The script prints JSON: for each way and number of
+requests, the median of output tokens per second, the number of steps, and the share of rank 0's time that it waited for
+others.
 """
 
 import argparse
@@ -20,11 +21,11 @@ from typing import Any
 
 SHAPE = {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_inner": 3072}
 WAYS = {"1 process": (1, 1), "2 ranks": (2, 1), "2 stages": (1, 2)}
-"""Of each its tensor_parallel_size and its pipeline_parallel_size."""
+"""The tensor_parallel_size and pipeline_parallel_size of each way."""
 
 
 def measure(tensor_size: int, stages: int, rows: list[int], num_tokens: int) -> dict[int, dict[str, float]]:
-    """One way to run the model, in this process."""
+    """Run the model in one way, in this process."""
     from rustvllm import LLM, SamplingParams
 
     llm = LLM(
@@ -40,7 +41,7 @@ def measure(tensor_size: int, stages: int, rows: list[int], num_tokens: int) -> 
     core = llm.llm_engine.engine_core.core
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     found = {}
-    for count in [rows[0], *rows]:  # the first of all warms up
+    for count in [rows[0], *rows]:  # the first run warms up
         prompts = [{"prompt_token_ids": [3 + (7 * i + 11 * j) % 200 for j in range(16)]} for i in range(count)]
         steps, states = core.scheduler.stats()["num_steps"], core.executor.rank_states()
         began = time.perf_counter()
@@ -58,7 +59,7 @@ def measure(tensor_size: int, stages: int, rows: list[int], num_tokens: int) -> 
 
 
 def main() -> int:
-    """All ways by turns, or one of them."""
+    """Run all ways in alternating turns, or one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 8, 32])
     parser.add_argument("--tokens", type=int, default=48)

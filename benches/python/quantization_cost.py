@@ -1,12 +1,12 @@
-"""What smaller weights, caches and rounded activations cost on the CPU: perplexity, and changed likeliest tokens.
+"""Measures what narrow weights, caches and rounded activations cost on the CPU: perplexity, and changed best tokens.
 
     python benches/python/quantization_cost.py --text FILE [--model FOLDER] [--variants float32 bfloat16 int8 int4-g32]
         [--num-windows 32] [--output-json FILE]
 
-Perplexity of a text in windows of the model's length, each token but the first predicted from those before it in its
-window, by the model's own log-probabilities in the precision that it serves in. Without ``--model`` it is the model
-inside the package; ``--text`` should be something that the model was made for. What smaller weights bring in speed
-shows in ``decode_cost.py``, whose model is large enough for them to count.
+The perplexity is that of a text in windows of the model's length. Each token but a window's first is predicted from
+those before it in the window, by the model's own log-probabilities in the precision that it serves in. Without
+``--model`` the script uses the embedded model; ``--text`` should be a text that the model was made for.
+``decode_cost.py`` measures the speed of narrow weights, with a model that is large enough for a difference.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 
 from bench_report import new_report, publish
 
-import rustvllm.executor  # noqa: F401 -- before anything loads torch: it says how torch's threads wait
+import rustvllm.executor  # noqa: F401 -- before anything loads torch, because it sets how torch's threads wait
 from rustvllm import _core
 from rustvllm.config.engine_args import EngineArgs
 
@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "int4-g128": {"dtype": "float32", "quantization": "int4-g128"},
 }
 FLOAT_ACTIVATIONS = "-float"
-"""Ends the name of a variant whose activations are not rounded."""
+"""The end of the name of a variant that does not round activations."""
 VARIANTS |= {f"{name}{FLOAT_ACTIVATIONS}": args for name, args in VARIANTS.items() if "quantization" in args}
 
 
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def measure(model: str | None, variant: dict[str, str], text: str, num_windows: int) -> tuple[dict[str, Any], Any]:
-    """Perplexity and how many tokens it is of; the likeliest token of each position."""
+    """Perplexity, and the number of tokens it covers; and the likeliest token of each position."""
     import torch
 
     from rustvllm.attention.metadata import AttentionMetadata
@@ -108,7 +108,7 @@ def measure(model: str | None, variant: dict[str, str], text: str, num_windows: 
 
 
 def token_ids(folder: Path, text: str) -> list[int]:
-    """The text's tokens, without any that mark its beginning."""
+    """The text's tokens, without tokens that mark its beginning."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

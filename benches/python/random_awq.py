@@ -1,8 +1,8 @@
-"""Writes a Llama or Qwen3 of a shape as an AWQ folder (4 bits, groups of 128, zero points) with random numbers.
+"""Writes a Llama or Qwen3 of a given shape as an AWQ folder (4 bits, groups of 128, zero points) with random numbers.
 
     python benches/python/random_awq.py llama-160m llama-160m-awq
 
-What a checkpoint costs to load and to compute does not depend on its numbers; any engine can load it.
+The time to load and to compute a checkpoint does not depend on its numbers. Any engine can load the folder.
 """
 
 import argparse
@@ -27,7 +27,7 @@ MODULES = {
 
 
 def quantized(outputs: int, inputs: int, random: np.random.Generator) -> dict[str, Any]:
-    """The three tensors of a weight of about 0.02."""
+    """The three tensors of a weight with values of about 0.02."""
     words = np.iinfo(np.int32)
     return {
         "qweight": random.integers(words.min, words.max, (inputs, outputs // PER_WORD), np.int32),
@@ -37,7 +37,7 @@ def quantized(outputs: int, inputs: int, random: np.random.Generator) -> dict[st
 
 
 def write(folder: Path, shape: dict[str, Any], tokenizer: Path) -> None:
-    """The whole folder."""
+    """Write the whole folder."""
     copy_tokenizer(tokenizer, folder)
     sizes = shape | {"width": shape["heads"] * shape["head_dim"], "keys": shape["kv_heads"] * shape["head_dim"]}
     is_qwen = shape["arch"] == "qwen3"

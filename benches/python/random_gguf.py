@@ -1,9 +1,9 @@
-"""Writes a GGUF file of a model's shape with random numbers; tensors have the types that llama.cpp chooses for a form.
+"""Writes a GGUF file of a model's shape with random numbers, and with the tensor types that llama.cpp would choose.
 
     python benches/python/random_gguf.py qwen3-1.7b q4_k_m qwen3-1.7b-q4_k_m.gguf
 
-No checkpoint is needed, and no more memory than a tensor takes. What a file costs to load and to compute does not
-depend on its numbers; any engine can load it. ``gguf`` must be installed.
+The script needs no checkpoint, and no more memory than the largest tensor. The time to load and to compute a file does
+not depend on its numbers. Any engine can load the file. ``gguf`` must be installed.
 """
 
 import argparse
@@ -32,14 +32,14 @@ SHAPES = {
 }  # fmt: skip
 FORMS = ("q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k", "bf16", "f16")
 SCALES: dict[Type, tuple[tuple[int, float], ...]] = {
-    # where the 16-bit scales of a block lie, and values that make weights of about 0.02
+    # where the 16-bit scales of a block are, and values that make weights of about 0.02
     Type.Q8_0: ((0, 3e-4),), Type.Q4_0: ((0, 5e-3),), Type.Q4_K: ((0, 2e-4), (2, 1.5e-3)),
     Type.Q5_K: ((0, 1e-4), (2, 1.5e-3)), Type.Q6_K: ((208, 4e-5),),
 }  # fmt: skip
 
 
 def type_of(name: str, form: str, layer: int, num_layers: int) -> Type:
-    """As llama.cpp chooses it; a form of one type has ``token_embd`` and ``output`` in Q8_0 or Q6_K there."""
+    """The type that llama.cpp chooses; in a form with one type, ``token_embd`` and ``output`` are Q8_0 or Q6_K."""
     is_head = name in ("token_embd", "output")
     if form in ("q8_0", "q6_k", "bf16", "f16"):
         return Type[form.upper()]
@@ -52,7 +52,7 @@ def type_of(name: str, form: str, layer: int, num_layers: int) -> Type:
 
 
 def blocks_of(rows: int, columns: int, kind: Type, random: np.random.Generator) -> npt.NDArray[Any]:
-    """Random numbers as a file has them."""
+    """Random numbers in the format of a file."""
     if kind in (Type.BF16, Type.F16):
         weight = 0.02 * random.standard_normal((rows, columns), np.float32)
         return weight.astype(np.float16) if kind == Type.F16 else (weight.view(np.uint32) >> 16).astype(np.uint16)
@@ -85,7 +85,7 @@ def tensors_of(shape: dict[str, Any], form: str) -> Iterator[tuple[str, tuple[in
 
 
 def write(path: Path, shape: dict[str, Any], form: str) -> None:
-    """The whole file."""
+    """Write the whole file."""
     writer = gguf.GGUFWriter(path, shape["arch"])
     writer.add_context_length(4096)
     writer.add_embedding_length(shape["hidden"])
@@ -103,7 +103,7 @@ def write(path: Path, shape: dict[str, Any], form: str) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([f"<{index}>" for index in range(shape["vocab"] - 3)] + ["a", "b", "ab"])
     writer.add_token_types([gguf.TokenType.NORMAL] * shape["vocab"])
-    writer.add_token_merges(["a b"])  # llama.cpp wants one
+    writer.add_token_merges(["a b"])  # llama.cpp needs at least one
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
     matrices = list(tensors_of(shape, form))

@@ -26,7 +26,7 @@ KINDS = ("shared", "gloo")
 
 
 def sum_as_rank(order: dict[str, Any]) -> None:
-    """Add by turns, each way as often as was asked; the first rank prints what it took (s)."""
+    """Compute sums in alternating ways, each the given number of times; the first rank prints the times (s)."""
     if order["pins"]:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[order["rank"] % len(cores)]})
@@ -63,7 +63,7 @@ def sum_as_rank(order: dict[str, Any]) -> None:
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Start the ranks, and say what each way took."""
+    """Start the ranks, and return the times of each way."""
     from rustvllm import _core
 
     meeting = _core.RankMeeting(options.ranks)
@@ -95,7 +95,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, or be a rank."""
+    """Measure, or run as a rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--numbers", type=int, nargs="+", default=[768, 6144, 98304, 393216])

@@ -31,12 +31,12 @@ USER = {"role": "user", "content": "x"}
 
 
 def filled(item: Any) -> list[Any]:
-    """As many of the item as there is room for in a body."""
+    """A list with as many copies of the item as fit into a body."""
     return [item] * (BODY_BYTES // (len(json.dumps(item)) + 1))
 
 
 def words(size: int = BODY_BYTES) -> list[str]:
-    """Different words, as many as there is room for."""
+    """Different words, as many as fit."""
     return [f"w{number}" for number in range(size // 11)]
 
 
@@ -66,17 +66,17 @@ TEMPLATES = {
     "template, loops": "{% for a in range(4000) %}{% for b in range(4000) %}{% endfor %}{% endfor %}x",
     "template, constant": "{{ 'a' * 10 ** 9 }}",
 }
-"""A model's own chat templates that take too long, or too much memory: a server is started with each."""
+"""Chat templates that take too long or too much memory: a server is started with each."""
 
 
 def api_memory(server: MeasuredServer) -> int:
-    """Megabytes of all processes of the server."""
+    """Memory of all processes of the server, in megabytes."""
     return round(sum(server.resident_bytes().values()) / 1e6)
 
 
 @contextlib.contextmanager
 def memory_watch(server: MeasuredServer) -> Iterator[list[int]]:
-    """While it runs: the most memory of all processes of the server, in megabytes, as the only item of the list."""
+    """Track the peak memory of all the server's processes within the context, in megabytes: the list's only item."""
     most = [0]
     done = threading.Event()
 
@@ -95,7 +95,7 @@ def memory_watch(server: MeasuredServer) -> Iterator[list[int]]:
 
 
 def send(url: str, path: str, body: bytes) -> dict[str, Any]:
-    """One request of an ordinary client."""
+    """Send one request of an ordinary client."""
     parts = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=300)
     begin = time.perf_counter()
@@ -113,13 +113,13 @@ def send(url: str, path: str, body: bytes) -> dict[str, Any]:
 
 
 def measure(server: MeasuredServer, neighbours: Neighbours, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """One case: what the others saw for a second before it, until it was over, and for a second after it."""
+    """Run one case; returns what the others saw for a second before it, during it, and for a second after it."""
     neighbours.take()
     time.sleep(SETTLE_SECONDS)
     phases = {"before": {**neighbours.take(), "memory_mb": api_memory(server)}}
     with memory_watch(server) as most:
         outcome = act()
-        time.sleep(GAP_SECONDS)  # a gap is known when it is over
+        time.sleep(GAP_SECONDS)  # a gap is measured when it ends
     phases["during"] = {**neighbours.take(), "memory_mb": most[0]}
     time.sleep(SETTLE_SECONDS)
     phases["after"] = {**neighbours.take(), "memory_mb": api_memory(server)}
@@ -127,7 +127,7 @@ def measure(server: MeasuredServer, neighbours: Neighbours, act: Callable[[], di
 
 
 def measure_template(server: MeasuredServer) -> dict[str, Any]:
-    """Start a server that has the template, then have it render it: the memory of the start, and as ``measure``."""
+    """Start a server with the template, then have it render it; returns the memory of the start, and ``measure``'s."""
     body = json.dumps({"messages": [USER], "max_tokens": 1}).encode()
     with contextlib.ExitStack() as stack:
         with memory_watch(server) as most:
@@ -143,7 +143,7 @@ def body_of(name: str) -> bytes:
 
 
 def parse_milliseconds(path: str, body: bytes) -> float:
-    """Processor time that the parse of a body takes, in this process."""
+    """Processor time to parse a body, in this process."""
     from rustvllm.exceptions import RustVLLMError
     from rustvllm.server.errors import BadRequestError
     from rustvllm.server.schemas import protocol
@@ -162,7 +162,7 @@ def parse_milliseconds(path: str, body: bytes) -> float:
 
 
 def main() -> None:
-    """Do every case once, print JSON."""
+    """Run every case once, print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--step-time", type=float, default=20.0, help="milliseconds of a simulated step")
     names = [*CASES, *HOSTILE, *TEMPLATES]
@@ -182,7 +182,7 @@ def main() -> None:
             else:
                 act = partial(send, server.url, CASES[name][0], body_of(name))
             rows[name] = measure(server, neighbours, act)
-    for name in [name for name in CASES if name in rows]:  # now that no neighbour shares this process
+    for name in [name for name in CASES if name in rows]:  # last, when no neighbour uses this process any more
         rows[name]["parse_ms"] = round(parse_milliseconds(CASES[name][0], body_of(name)), 1)
     for name in [name for name in TEMPLATES if name in args.cases]:
         own = [*flags, "--chat-template", TEMPLATES[name]]

@@ -1,6 +1,6 @@
-"""Schemas, expressions and grammars made to cost much, or not to be any: the same ones from the same seed.
+"""Schemas, expressions and grammars that are made to be expensive or invalid; a seed always gives the same ones.
 
-Two of three are hostile. The others are large but as real ones are, and have to be served.
+Two of three are hostile. The others are large, but like real ones, and must be accepted.
 """
 
 import json
@@ -15,12 +15,12 @@ Asked = dict[str, Any]
 
 @dataclass(frozen=True)
 class Bomb:
-    """A request's ``structured_outputs``, or JSON text of one that no encoder writes.
+    """A request with ``structured_outputs``, or one whose JSON text no encoder would write.
 
     Attributes:
-        kind: The maker's name.
+        kind: The name of the function that made it.
         body: The whole request as JSON; ``max_tokens`` is small.
-        is_legal: It has to be answered with 200.
+        is_legal: Whether the answer must be 200.
     """
 
     kind: str
@@ -29,19 +29,19 @@ class Bomb:
 
 
 def nested(rng: random.Random) -> Asked:
-    """Objects within objects, some deeper than is allowed."""
+    """Nested objects, some deeper than allowed."""
     depth = rng.choice([60, 100, 127, 128, 129, 3000, 30_000])
     return {"json": '{"required": ["a"], "properties": {"a": ' * depth + "{}" + "}}" * depth}
 
 
 def product(rng: random.Random) -> Asked:
-    """``allOf`` of ``anyOf``: as many branches as their product has."""
+    """``allOf`` of ``anyOf``, with as many branches as the product of their sizes."""
     one_of = [{"properties": {rng.choice("abcdef"): {"type": kind}}} for kind in ("string", "integer", "array", "null")]
     return {"json": {"allOf": [{"anyOf": one_of} for _ in range(rng.randint(4, 60))]}}
 
 
 def cycle(rng: random.Random) -> Asked:
-    """References that lead round, through ``allOf`` or alone."""
+    """References that form a cycle, through ``allOf`` or directly."""
     count = rng.randint(1, 50)
     link = rng.choice([lambda to: {"$ref": to}, lambda to: {"allOf": [{"$ref": to}, {"minProperties": 1}]}])
     definitions = {f"d{index}": link(f"#/$defs/d{(index + 1) % count}") for index in range(count)}
@@ -59,7 +59,7 @@ def one_of_bomb(rng: random.Random) -> Asked:
 
 
 def repeats(rng: random.Random) -> Asked:
-    """More repeats than a text can have."""
+    """More repetitions than a text can have."""
     count = rng.choice([10**4, 10**6, 10**9, 2**53, 2**63])
     return {
         "json": rng.choice(
@@ -74,7 +74,7 @@ def repeats(rng: random.Random) -> Asked:
 
 
 def expression(rng: random.Random) -> Asked:
-    """Regular expressions whose automata are exponential."""
+    """Regular expressions with exponential automata."""
     size = rng.choice([10, 20, 500, 1000])
     return {
         "regex": rng.choice(
@@ -101,13 +101,13 @@ def many_choices(rng: random.Random) -> Asked:
 
 
 def optional_properties(rng: random.Random) -> Asked:
-    """Thousands of properties, each of which may be left out."""
+    """Thousands of optional properties."""
     count = rng.choice([1000, 3000, 5000, 20_000])
     return {"json": {"properties": {f"p{rng.random()}": {"type": "integer"} for _ in range(count)}}}
 
 
 def bad_text(rng: random.Random) -> Asked:
-    """Characters that are none, in every place of a schema."""
+    """Invalid characters, in every place of a schema."""
     bad = rng.choice(["\x00", "a\x00b", "\uffff", "\x7f", "\u202e"])
     return rng.choice(
         [
@@ -121,12 +121,12 @@ def bad_text(rng: random.Random) -> Asked:
 
 
 def lone_surrogate(rng: random.Random) -> Asked:
-    """Halves of characters, which JSON can write; they stand as ``@@`` until the body is one."""
+    """Lone surrogates, which JSON can write; they are ``@@`` until the body is encoded."""
     return rng.choice([{"json": {"enum": ["@@"]}}, {"regex": "@@"}, {"choice": ["@@", "b"]}, {"grammar": "@@"}])
 
 
 def own_options(rng: random.Random) -> Asked:
-    """Options of the library that a client has no business with."""
+    """The library's own options, which a client must not set."""
     options = {
         "whitespace_pattern": rng.choice(["(.*a){20}", "", "("]),
         "coerce_one_of": True,
@@ -137,7 +137,7 @@ def own_options(rng: random.Random) -> Asked:
 
 
 def lark(rng: random.Random) -> Asked:
-    """Grammars that are ambiguous, left-recursive, empty, or none."""
+    """Grammars that are ambiguous, left-recursive, empty, or invalid."""
     return {
         "grammar": rng.choice(
             [
@@ -157,7 +157,7 @@ def lark(rng: random.Random) -> Asked:
 
 
 def not_a_schema(rng: random.Random) -> Asked:
-    """Values of wrong types, wherever one may stand."""
+    """Values of wrong types, in every place."""
     wrong = rng.choice([None, 1, "x", [], {}, [[]], 1e400, -(10**400), {"a": {}}])
     key = rng.choice(
         ["type", "properties", "items", "required", "enum", "pattern", "$ref", "anyOf", "minimum", "format"]
@@ -166,7 +166,7 @@ def not_a_schema(rng: random.Random) -> Asked:
 
 
 def large_but_legal(rng: random.Random) -> Asked:
-    """What a real application has, at its largest: nested records, lists, long enumerations, formats, definitions."""
+    """A large schema of a real application: nested records, lists, long enumerations, formats, definitions."""
     record: dict[str, Any] = {
         "type": "object",
         "properties": {

@@ -1,6 +1,6 @@
-"""Schemas with texts, of files that others published: MaskBench and the JSON Schema Test Suite. Needs Python alone.
+"""Reads schemas with texts from published files: MaskBench and the JSON Schema Test Suite. Needs only Python.
 
-And what to say of times along them, the same for every engine.
+Also has ``quantiles``, so that all engines' times are summarized in the same way.
 """
 
 import gzip
@@ -26,9 +26,9 @@ class Entry:
     """A schema and texts.
 
     Attributes:
-        name: Of the schema.
+        name: The schema's name.
         schema: An object or a boolean.
-        tests: Objects with ``data``, and ``valid``: whether it obeys.
+        tests: Objects with ``data``, and with ``valid``: whether the data obeys.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Entry:
 
 
 def read_schemas(path: Path, limit: int | None = None) -> list[Entry]:
-    """The schemas of MaskBench; with a limit as many, evenly spread."""
+    """The schemas of MaskBench; with a limit, only that many, evenly spread."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         found = [json.loads(line) for line in lines]
     step = 1 if not limit else max(1, len(found) // limit)
@@ -45,7 +45,7 @@ def read_schemas(path: Path, limit: int | None = None) -> list[Entry]:
 
 
 def read_suite(path: Path) -> dict[str, list[Entry]]:
-    """The groups of the suite by draft, optional ones aside; each schema names its draft."""
+    """The groups of the suite by draft, without optional ones; each schema names its draft."""
     groups: defaultdict[str, list[Entry]] = defaultdict(list)
     with tarfile.open(path) as archive:
         for member in archive.getmembers():
@@ -64,7 +64,7 @@ def read_suite(path: Path) -> dict[str, list[Entry]]:
 
 
 def quantiles(values: list[float]) -> dict[str, float]:
-    """Number, mean, some quantiles and the most."""
+    """Count, mean, some quantiles and the maximum."""
     values = sorted(values)
     found = {name: round(values[int(share * (len(values) - 1))], 1) for name, share in SHARES.items()}
     return {"count": len(values), "mean": round(sum(values) / len(values), 1), **found, "max": round(values[-1], 1)}

@@ -1,7 +1,7 @@
-"""Texts with which drafts are measured: what a request is asked and what it is answered, as token ids.
+"""Texts for measuring drafts, as token ids: the prompt of a request, and its answer.
 
-A model that ``write_gpt2_small`` made with a script says them, whatever it is asked. Each is drawn anew from a seed,
-but for those out of files.
+A model that ``write_gpt2_small`` made with a script says them after any prompt. All texts are made from a seed, except
+those from files.
 """
 
 import difflib
@@ -16,21 +16,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT_LEN = 96
 NUM_IDS = 2_000
-"""So many every tokenizer has."""
+"""Every tokenizer has at least this many ids."""
 EDITED_LEN = 480
-"""Tokens of a file's old version that are shown."""
+"""How many tokens of a file's old version the prompt shows."""
 STAGGER = 7
-"""Tokens by which each stream is ahead of the one before it, so that they do not say the same at the same time."""
+"""How many tokens each stream is ahead of the previous one, so that they do not say the same at the same time."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """What a model is asked and what it answers.
+    """A prompt, and the answer of the model.
 
     Attributes:
-        prompt: Ids that it is shown.
-        answer: Ids that it says.
-        expected: What a caller who knows the prompt would predict; empty: nothing.
+        prompt: The ids of the prompt.
+        answer: The ids of the answer.
+        expected: The ids that a caller who knows the prompt would predict; may be empty.
     """
 
     prompt: list[int]
@@ -42,25 +42,25 @@ class Text:
         return [0] * (len(self.prompt) - 1) + self.answer
 
     def of_stream(self, index: int) -> list[int]:
-        """The prompt of one of several streams: it holds the beginning of the answer."""
+        """The prompt of one of several streams, which includes the beginning of the answer."""
         return self.prompt + self.answer[: STAGGER * index]
 
 
 def repeating(seed: int, length: int) -> Text:
-    """Fifty ids over and over, which the prompt shows once."""
+    """Fifty ids that repeat, which the prompt shows once."""
     source = random.Random(seed)
     piece = _random_ids(source, 50)
     return Text(piece, (piece * (length // 50 + 1))[:length])
 
 
 def drawn(seed: int, length: int) -> Text:
-    """Ids at random: nothing says what follows."""
+    """Random ids, which nothing can predict."""
     source = random.Random(seed)
     return Text(_random_ids(source, PROMPT_LEN), _random_ids(source, length))
 
 
 def alternating(seed: int, length: int, part: int = 200) -> Text:
-    """Parts that repeat themselves and parts at random, in turn."""
+    """Parts that repeat themselves, alternating with random parts."""
     source = random.Random(seed)
     answer: list[int] = []
     prompt = _random_ids(source, 50)
@@ -71,7 +71,7 @@ def alternating(seed: int, length: int, part: int = 200) -> Text:
 
 
 def twelve(seed: int, length: int) -> Text:
-    """The same twelve ids over and over, each time with another one behind them."""
+    """The same twelve ids over and over, each time followed by another id."""
     source = random.Random(seed)
     piece = _random_ids(source, 12)
     ids: list[int] = []
@@ -81,7 +81,7 @@ def twelve(seed: int, length: int) -> Text:
 
 
 def liar(seed: int, length: int) -> Text:
-    """Two ids, each time the one that did not follow the longest match of what came before: every guess is wrong."""
+    """Two ids; each time the one that did not follow the longest match, so that every guess is wrong."""
     source = random.Random(seed)
     ids = [source.randrange(2) for _ in range(PROMPT_LEN)]
     while len(ids) < PROMPT_LEN + length:
@@ -92,7 +92,7 @@ def liar(seed: int, length: int) -> Text:
 
 
 def edited(seed: int, length: int) -> Text:
-    """A source file's text, and what it became by the next commit that changed it there."""
+    """A source file's text, and its next version in the history."""
     versions = _edits()
     before, after = versions[seed % len(versions)]
     return Text(before, after[:length], tuple(before))
@@ -110,12 +110,12 @@ _encode: list[Callable[[str], list[int]]] = []
 
 
 def encode(text: str) -> list[int]:
-    """Ids of a text; ``use_tokenizer`` says whose."""
+    """The ids of a text with the tokenizer of ``use_tokenizer``."""
     return _encode[0](text)
 
 
 def use_tokenizer(folder: Path) -> None:
-    """Let texts have the ids of a folder's tokenizer."""
+    """Set the tokenizer of texts to that of a folder."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -123,7 +123,7 @@ def use_tokenizer(folder: Path) -> None:
 
 
 def texts(corpus: Path | None = None) -> dict[str, Callable[[int, int], Text]]:
-    """By name, what makes a text out of a seed and a length."""
+    """Functions by name that make a text from a seed and a length."""
     made: dict[str, Callable[[int, int], Text]] = {
         "repeating": repeating,
         "random": drawn,

@@ -25,7 +25,7 @@ TOKENIZER = Path(__file__).resolve().parents[3] / "shared/data/gpt2-tokenizer"
 
 
 def main() -> None:
-    """Start both, measure by turns, print JSON."""
+    """Start both, measure in alternating turns, print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, help="folder of the checkpoint, made if it is not there")
     parser.add_argument("--concurrency", type=int, default=16, help="streams at once, and max_num_seqs of both")

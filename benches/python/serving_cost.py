@@ -3,9 +3,9 @@
 The script reads the server's processor time per streamed token from /proc, by process and thread. Server and client
 share the machine, so throughput is that of both; processor time is the server's alone. Sections of the report:
 
-    bare     the same load on a FastAPI stream that does nothing else, and on ours, by turns: the ratio of both
+    bare     the ratio of the same load on rustvllm and on a FastAPI stream that does nothing else, alternating
     cost     more concurrencies and step times
-    alone    one request at a time: what the stack adds to the first token and to each other one
+    alone    one request at a time: what the stack adds to the first token and to each later one
     scaling  ``--api-server-count``
 
     python benches/python/serving_cost.py --sections bare,alone --output-json report.json
@@ -31,15 +31,15 @@ INPUT_LEN = 32
 
 
 def simulation(step_time: float, args: argparse.Namespace, *more: str) -> MeasuredServer:
-    """A server of simulated steps."""
+    """A server with simulated steps."""
     flags = ["--executor", "sim", "--max-num-seqs", "256", "--sim-step-time", f"{step_time:g}"]
     return rustvllm_server([*flags, *args.serve, *more], args.mode)
 
 
 def measure(server: MeasuredServer, concurrency: int, tokens: int, output_len: int) -> dict[str, Any]:
-    """One row."""
+    """Measure one row."""
     lengths = ["--random-input-len", str(INPUT_LEN), "--random-output-len", str(output_len)]
-    bench_serve(server.url, concurrency, concurrency * 2, *lengths)  # warm
+    bench_serve(server.url, concurrency, concurrency * 2, *lengths)  # warms up
     before = server.processor_seconds()
     report = bench_serve(server.url, concurrency, max(concurrency * 2, tokens // output_len), *lengths)
     used = server.processor_seconds()
@@ -66,15 +66,15 @@ def measure(server: MeasuredServer, concurrency: int, tokens: int, output_len: i
 
 
 def tokens_of(concurrency: int, step_time: float, most: int) -> int:
-    """Tokens of a run: a row of one stream at a time would take minutes, so no more than ten seconds bring."""
+    """The number of tokens of a run: at most what ten seconds bring, because single streams would take minutes."""
     return int(min(most, 10 * concurrency * 1000 / max(step_time, 0.05)))
 
 
 def against_bare(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Bare and ours by turns, with the ratios turn by turn: one row per concurrency.
+    """Alternate the bare server and rustvllm, with the ratios turn by turn: one row per concurrency.
 
-    A pause between steps costs a bare stream as well (each task sleeps, and is woken event by event), so ours is also
-    compared with one of the same steps.
+    A pause between steps costs a bare stream, too (each task sleeps, and is woken for each event), so rustvllm is also
+    compared with a bare server of the same steps.
     """
     rows = []
     with ExitStack() as stack:
@@ -96,7 +96,7 @@ def against_bare(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def ratios_to_bare(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Ours ÷ bare, turn by turn: cost per token (of which an event may have several) and per event."""
+    """Our cost over the bare server's, turn by turn: per token (an event may have several) and per event."""
     found = {}
     for name, ours in runs.items():
         if name.startswith("bare"):
@@ -119,7 +119,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def every_cost(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every step time at every concurrency."""
+    """Measure every step time at every concurrency."""
     rows = []
     for step_time in args.step_time:
         with simulation(step_time, args) as server:
@@ -132,7 +132,7 @@ def every_cost(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def alone(args: argparse.Namespace) -> dict[str, Any]:
-    """One request at a time without step time: everything is what the stack adds."""
+    """Measure one request at a time without step time, so that the stack adds all of it."""
     with simulation(0, args) as server:
         lengths = ["--random-input-len", str(INPUT_LEN), "--random-output-len", "16"]
         bench_serve(server.url, 1, 50, *lengths)
@@ -144,7 +144,7 @@ def alone(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def scaling(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """API processes: throughput and cost with one, two, …, by turns."""
+    """Measure throughput and cost with one, two, … API processes, in alternating turns."""
     rows = []
     with ExitStack() as stack:
         servers = {
@@ -161,7 +161,7 @@ def scaling(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def show(name: str, row: Mapping[str, Any]) -> None:
-    """One row for people."""
+    """Print one row as text."""
     by_thread = ", ".join(
         f"{thread} {us:.1f}" for thread, us in row["server_cpu_us_per_token_by_thread"].items() if us >= 0.05
     )
@@ -176,7 +176,7 @@ def show(name: str, row: Mapping[str, Any]) -> None:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The comparison with the bare stream, for a document: medians of the turns."""
+    """The comparison with the bare server as a table for a document: medians of the turns."""
     head = "| | streams | tokens/s | tokens per event | us per token | us per event | token ÷ bare event | event ÷ |"
     lines = [head + " event ÷ same steps |", "|---|---:|" + "---:|" * 7]
     for row in report.get("bare", []):
@@ -198,7 +198,7 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure the sections asked for and print JSON; rows as they come on standard error."""
+    """Measure the chosen sections and print JSON; rows go to standard error as they come."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sections", default="bare,alone", help=f"of {','.join(SECTIONS)} (default: bare,alone)")
     parser.add_argument("--concurrency", type=whole_numbers, default=[1, 16, 64, 256])

@@ -31,7 +31,7 @@ def _schema_of(number: int) -> str:
 
 
 class Load:
-    """Streams of one engine and the gaps that they saw."""
+    """Streams of one engine, and the gaps between their tokens."""
 
     def __init__(self, llm: AsyncLLM, streams: int) -> None:
         self.llm = llm
@@ -41,9 +41,9 @@ class Load:
         self._schemas = [_schema_of(number) for number in range(NUM_SCHEMAS)]
 
     async def stream(self, index: int) -> None:
-        """One long answer after another, until cancelled; the time to each first token is left out."""
+        """Run one long answer after another until cancelled; the time to each first token does not count."""
         while True:
-            params = SamplingParams(max_tokens=400 + 7 * index, ignore_eos=True)  # they do not end together
+            params = SamplingParams(max_tokens=400 + 7 * index, ignore_eos=True)  # so that they do not end together
             last: float | None = None
             async for _ in self.llm.generate("Once", params, f"free-{next(self._numbers)}"):
                 now = time.perf_counter()
@@ -52,7 +52,7 @@ class Load:
                 last = now
 
     async def slow(self) -> None:
-        """One request with slow masks after another, until cancelled."""
+        """Run one request with slow masks after another until cancelled."""
         while True:
             number = next(self._numbers)
             wanted = StructuredOutputsParams(json=self._schemas.pop(), disable_any_whitespace=True)
@@ -63,7 +63,7 @@ class Load:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The gaps alone, and next to slow masks."""
+    """Measure the gaps without and with slow masks."""
     engine_args = AsyncEngineArgs(
         executor="sim", sim_step_time=args.step_ms, async_scheduling=args.async_scheduling, max_num_seqs=64
     )
@@ -88,7 +88,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and publish the report."""
+    """Measure, and publish the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=8, help="free streams")
     parser.add_argument("--slow", type=int, default=1, help="clients with slow masks")

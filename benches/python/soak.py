@@ -40,19 +40,19 @@ PERCENTILES = (50, 90, 99, 99.9, 99.99)
 
 
 class Gaps:
-    """Between events of one choice: when the one before and this one came, and how many tokens it brought."""
+    """Gaps between events of one choice: the times of both events, and how many tokens the later one brought."""
 
     def __init__(self) -> None:
         self.begin, self.end, self.tokens = array("q"), array("q"), array("q")
 
     def add(self, begin: int, end: int, tokens: int) -> None:
-        """Note one; times of CLOCK_MONOTONIC in nanoseconds."""
+        """Add a gap; times of CLOCK_MONOTONIC in nanoseconds."""
         self.begin.append(begin)
         self.end.append(end)
         self.tokens.append(tokens)
 
     def beyond(self, steps: StepTimes) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Each gap less the steps that explain it, in nanoseconds."""
+        """Each gap minus the steps that explain it, in nanoseconds."""
         begin, end, tokens = (np.array(values, np.int64) for values in (self.begin, self.end, self.tokens))
         return end - begin - steps.longest_within(begin, end, tokens)
 
@@ -61,8 +61,8 @@ class Load:
     """Workers that send one random request after the other until they are stopped.
 
     Attributes:
-        counts: Requests by what they were and how they ended.
-        errors: The first few, whole.
+        counts: Numbers of requests by their kind and how they ended.
+        errors: The first few errors, in full.
     """
 
     def __init__(self, url: str, seed: int) -> None:
@@ -77,7 +77,7 @@ class Load:
         self.tokens = 0
 
     async def worker(self, number: int) -> None:
-        """One client."""
+        """Run one client."""
         source = random.Random(self._seed * 1000 + number)
         while not self.stopping.is_set():
             body, abort_after = request(source)
@@ -137,7 +137,7 @@ class Load:
                 if event == b"data: [DONE]":
                     return "done" if len(finished) == num_choices else f"error: {len(finished)} of {num_choices} ended"
                 if event.startswith(b":"):
-                    continue  # a comment, for a stream that was silent for long
+                    continue  # a comment, which a silent stream sends
                 if not event.startswith(b"data: "):
                     return f"error: not an event: {event[:100]!r}"
                 chunk = json.loads(event[6:])
@@ -145,7 +145,7 @@ class Load:
                     return f"error: in the stream: {chunk['error']}"
                 for choice in chunk["choices"]:
                     index = choice["index"]
-                    # The words of a simulated answer: as many as spaces, save for one at the very beginning.
+                    # A simulated answer has as many words as spaces, except for one at the very beginning.
                     tokens = choice["text"].count(" ") or int(bool(choice["text"]))
                     if tokens:
                         self.tokens += tokens
@@ -157,7 +157,7 @@ class Load:
         return "error: the stream ended without [DONE]"
 
     async def measure_lag(self) -> None:
-        """How late this client's own event loop is: part of every gap."""
+        """Measure how late this client's own event loop is, which is part of every gap."""
         while not self.stopping.is_set():
             due = time.monotonic() + LAG_SECONDS
             await asyncio.sleep(LAG_SECONDS)
@@ -165,14 +165,14 @@ class Load:
 
 
 async def chunks(reader: asyncio.StreamReader) -> Any:
-    """The parts of a chunked body, each as it comes."""
+    """The parts of a chunked body, as they come."""
     while size := int((await reader.readline()).strip() or b"0", 16):
         yield await reader.readexactly(size)
         await reader.readexactly(2)
 
 
 def request(source: random.Random) -> tuple[dict[str, Any], float | None]:
-    """A body, and the seconds after which its client goes away."""
+    """A body, and the seconds after which its client disconnects."""
     is_long = source.random() < 0.15
     prompt_len = source.randint(500, 4000) if is_long else source.randint(4, 100)
     num_choices = source.choice([2, 3, 4]) if source.random() < 0.15 else 1
@@ -190,7 +190,7 @@ def request(source: random.Random) -> tuple[dict[str, Any], float | None]:
 
 
 async def run(server: MeasuredServer, args: argparse.Namespace) -> tuple[Load, list[dict[str, Any]]]:
-    """All workers for the time asked, and a sample of every process's memory now and then."""
+    """Run all workers for the given time, and sample every process's memory now and then."""
     load = Load(server.url, args.seed)
     begin = time.monotonic()
     samples = []
@@ -206,7 +206,7 @@ async def run(server: MeasuredServer, args: argparse.Namespace) -> tuple[Load, l
 
 
 def what_is_left(server: MeasuredServer) -> dict[str, Any]:
-    """The engine's counters once everything has ended; waits a while for what was aborted last."""
+    """The engine's counters once everything has ended; waits a while for the requests aborted last."""
     deadline = time.monotonic() + DRAIN_SECONDS
     while True:
         left: dict[str, Any] = server.get("/load")
@@ -217,9 +217,9 @@ def what_is_left(server: MeasuredServer) -> dict[str, Any]:
 
 
 def memory(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Per process, in MB: the first sample, medians of the fourth and the last tenth of the run, and the most.
+    """For each process, in MB: the first sample, the medians of the fourth and the last tenth of the run, and the peak.
 
-    Buffers and pools reach their size in the first minutes; what still grows after them grows without end.
+    Buffers and pools reach their size in the first minutes; memory that grows later grows without end.
     """
     found = {}
     tenth = max(1, len(samples) // 10)
@@ -233,14 +233,14 @@ def memory(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def percentiles(values: Any) -> dict[str, float]:
-    """As a report has them."""
+    """Percentiles for a report."""
     if len(values) == 0:
         return {}
     return {f"p{at:g}": float(np.percentile(values, at)) for at in PERCENTILES} | {"max": float(np.max(values))}
 
 
 def main() -> None:
-    """Run and print JSON; exit code 1 when something was left over or went wrong."""
+    """Run and print JSON; the exit code is 1 if something was left over or went wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--clients", type=int, default=32, help="requests open at a time")
@@ -296,7 +296,7 @@ def main() -> None:
 
 
 def what_is_wrong(report: Mapping[str, Any]) -> str:
-    """What no machine's speed excuses; empty when there is nothing."""
+    """Faults that a slow machine cannot excuse; empty if there are none."""
     if report["errors"]:
         return f"requests failed: {report['errors'][0]}"
     if not report["left"]["is_clean"]:

@@ -4,9 +4,9 @@
     python benches/python/speculation.py --text edited --prediction --quantization int8
     python benches/python/speculation.py --text random --method draft_model --num-speculative-tokens 4 --wrong-every 5
 
-The model has the shape of GPT-2 small and is made so that it says a given text (``scripted_text.py``): it repeats
-itself, repeats nothing, alternates, lies, or is the next version of a source file. ``sampled`` is what a model of any
-kind draws at temperature 1 among 1,000 ids; with ``--embedded`` that is the one in the package, whose steps are short.
+The model has the shape of GPT-2 small and is constructed to say a given text (``scripted_text.py``): the text repeats
+itself, repeats nothing, alternates, misleads, or is the next version of a source file. ``sampled`` is what any model
+draws at temperature 1 among 1,000 ids; with ``--embedded`` the model is the embedded one, whose steps are short.
 
 Each setting is its own engine in this process. Engines alternate step by step, so other work on the machine affects all
 of them. Each figure is the median over the rounds, and ratios are those of one round. The script measures decoding,
@@ -43,16 +43,16 @@ class Scripted:
     """One engine whose model says what a script says.
 
     Args:
-        folder: Of the model; None: the one in the package.
-        options: Of ``LLM``.
+        folder: The model's folder; None: the embedded model.
+        options: Options of ``LLM``.
     """
 
     def __init__(self, folder: str | None, **options: Any) -> None:
-        # Each engine would choose by measurements of its own, which may differ by chance.
+        # Otherwise each engine would choose by its own measurements, which may differ by chance.
         os.environ.setdefault("RUSTVLLM_LINEAR_KERNEL", "core")
         self.llm = LLM(folder, enable_prefix_caching=False, seed=0, **options)
         executor: Any = self.llm.llm_engine.engine_core.core.executor
-        worker = executor._worker  # noqa: SLF001 -- its weights are what is to be said
+        worker = executor._worker  # noqa: SLF001 -- to change its weights
         self._model = worker.runner.model if folder is not None else None
 
         draft_model = worker.runner.draft_model
@@ -60,7 +60,7 @@ class Scripted:
         self.wrong_every = 0
 
     def say(self, script: list[int]) -> None:
-        """From now on this is what follows."""
+        """Set the script that the model says from now on."""
         put(self._model, script)
         if self._draft_model is not None:
             wrong = [
@@ -72,7 +72,7 @@ class Scripted:
     def begin(
         self, prompts: list[dict[str, Any]], num_tokens: int | list[int], allowed: list[int] | None = None
     ) -> None:
-        """Queue prompts with the lengths of their answers; ``step`` answers them."""
+        """Queue prompts with the lengths of their answers; ``step`` generates them."""
         self.wall = self.cpu = 0.0
         self.times: list[list[tuple[float, float]]] = []
         self.token_ids: list[list[int]] = []
@@ -81,7 +81,7 @@ class Scripted:
             self.add(prompt, length, allowed)
 
     def add(self, prompt: dict[str, Any], num_tokens: int, allowed: list[int] | None = None) -> None:
-        """One more."""
+        """Queue one more prompt."""
         params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
         index = len(self.token_ids)
         if allowed is not None:
@@ -91,11 +91,11 @@ class Scripted:
         self.token_ids.append([])
 
     def drop(self) -> None:
-        """Leave what is not answered yet."""
+        """Abort all unfinished requests."""
         self.llm.llm_engine.abort_all()
 
     def step(self) -> bool:
-        """One step, timed; whether there is another one."""
+        """Run and time one step; returns whether there is another one."""
         engine = self.llm.llm_engine
         wall, cpu = time.perf_counter(), time.process_time()
         outputs = engine.step()
@@ -108,20 +108,20 @@ class Scripted:
         return engine.has_unfinished_requests()
 
     def counters(self) -> dict[str, int]:
-        """What was drafted, accepted and withheld so far."""
+        """The numbers of proposed, accepted and withheld drafts so far."""
         counters = self.llm.llm_engine.engine_core.core.scheduler.stats()
         return {name: counters[name] for name in COUNTERS}
 
 
 def put(model: Any, script: list[int]) -> None:
-    """Make a model say a script."""
+    """Change a model's weights so that it says a script."""
     embedding, positions = model.embed_tokens.weight, model.wpe.weight
     with torch.inference_mode():
         positions[: len(script)] = SCRIPT_SCALE * embedding[torch.tensor(script)]
 
 
 def prompts_of(text: Text, num_streams: int, turn: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One prompt for each stream."""
+    """A prompt for each stream."""
     prompts: list[dict[str, Any]] = []
     for stream in range(num_streams):
         prompt: dict[str, Any] = {"prompt_token_ids": text.of_stream(stream)}
@@ -134,7 +134,7 @@ def prompts_of(text: Text, num_streams: int, turn: str, args: argparse.Namespace
 
 
 def measure(engines: dict[str, Scripted], name: str, num_streams: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One text with so many streams at once, by turns."""
+    """Measure one text with ``num_streams`` streams at once, in alternating turns."""
     make = texts(args.corpus)["random" if name == "sampled" else name]
     runs: dict[str, list[tuple[float, float]]] = {each: [] for each in engines}
     parts: dict[str, list[list[float]]] = {each: [] for each in engines}
@@ -188,7 +188,7 @@ def measure(engines: dict[str, Scripted], name: str, num_streams: int, args: arg
 
 
 def speeds_of_parts(times: list[float], part: int = 200) -> list[float]:
-    """Tokens per second of each 200 tokens of a stream."""
+    """Tokens per second of each part of a stream, by default 200 tokens."""
     ends = [times[0], *times[part - 1 :: part]]
     return [part / (end - begin) for begin, end in pairwise(ends)]
 

@@ -1,11 +1,12 @@
-"""What requests without drafts notice of neighbours that have some, by turns, step by step, with an engine without.
+"""Measures how drafts of other requests affect requests without drafts, compared with an engine without drafts.
 
     python benches/python/speculation_neighbours.py --output-json report.json
 
-Four scenes over the model of ``speculation.py``: 31 streams that repeat nothing next to one that repeats itself (time
-between their tokens), a prompt of 8,192 tokens that arrives next to four streams that repeat themselves (its time to
-the first token), prompts of 128 tokens that arrive one after the other, at any time within a step, next to eight (the
-same), and a pool of which streams that repeat themselves need 95 % or 110 % at their end (preemptions).
+The engines alternate step by step. There are four scenes with the model of ``speculation.py``: 31 streams that repeat
+nothing next to one that repeats itself (time between their tokens); a prompt of 8,192 tokens that arrives next to four
+streams that repeat themselves (its time to the first token); prompts of 128 tokens that arrive one after the other, at
+any time within a step, next to eight such streams (their times to the first token); and a KV cache of which streams
+that repeat themselves need 95 % or 110 % at their end (preemptions).
 """
 
 import argparse
@@ -23,7 +24,7 @@ from tiny_checkpoint import write_gpt2_small
 
 NUM_OTHERS, NUM_TOKENS = 31, 128
 REPEATED_FROM = 640
-"""Where the text that repeats itself begins: no other stream gets so far."""
+"""Where the repeating text begins: no other stream gets this far."""
 LONG_PROMPT, NUM_DECODING = 8192, 4
 NUM_POSITIONS = LONG_PROMPT + 256
 NUM_REPEATING, NEWCOMER_LEN = 8, 128
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 def make_engines(folder: Path, **options: Any) -> dict[str, Scripted]:
-    """Without drafts and with."""
+    """An engine without drafts and one with drafts."""
     return {
         "without": Scripted(str(folder), **options),
         "with": Scripted(str(folder), **options, speculative_config={"method": "auto"}),
@@ -60,7 +61,7 @@ def make_engines(folder: Path, **options: Any) -> dict[str, Scripted]:
 
 
 def next_to_one_that_repeats(folder: Path, rounds: int) -> dict[str, Any]:
-    """Milliseconds between the tokens of the 31."""
+    """Measure milliseconds between the tokens of the 31 streams."""
     engines = make_engines(folder, max_num_seqs=NUM_OTHERS + 1, max_model_len=1536)
     walls: list[float] = []
     cpus: list[float] = []
@@ -110,7 +111,7 @@ def next_to_one_that_repeats(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def prompt_next_to_drafts(folder: Path, rounds: int) -> dict[str, Any]:
-    """Seconds from a long prompt's arrival to its first token."""
+    """Measure seconds from a long prompt's arrival to its first token."""
     engines = make_engines(folder, max_num_seqs=NUM_DECODING + 1, max_model_len=NUM_POSITIONS)
     walls: list[float] = []
     cpus: list[float] = []
@@ -158,9 +159,9 @@ def prompt_next_to_drafts(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def newcomer_next_to_drafts(folder: Path, rounds: int) -> dict[str, Any]:
-    """Milliseconds from a short prompt's arrival to its first token: half of the step that runs then, and what follows.
+    """Measure milliseconds from a short prompt's arrival to its first token: half of the running step, and the rest.
 
-    A long step is met more often than a short one, so each counts by its length.
+    A prompt is more likely to arrive in a long step than in a short one, so each step counts by its length.
     """
     engines = make_engines(folder, max_num_seqs=NUM_REPEATING + 1, max_model_len=1536)
     met: dict[str, list[float]] = {name: [] for name in engines}
@@ -215,7 +216,7 @@ def newcomer_next_to_drafts(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def pool_nearly_full(folder: Path, rounds: int) -> dict[str, Any]:
-    """Preemptions of 16 streams that repeat themselves, in pools that they fill to 95 % and to 110 %."""
+    """Count preemptions of 16 streams that repeat themselves, in KV caches that they fill to 95 % and to 110 %."""
     num_streams, num_tokens = 16, 160
     loop = repeating(rounds, num_tokens + STAGGER * num_streams)
     lengths = [len(loop.of_stream(stream)) + num_tokens for stream in range(num_streams)]

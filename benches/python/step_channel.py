@@ -29,7 +29,7 @@ SECRET = b"for a benchmark alone"
 
 
 def make_scheduler(rows: int) -> tuple[Any, list[dict[str, Any]], list[dict[str, Any]]]:
-    """A scheduler with that many decoding requests, its sets of buffers, and as many sets for a reader."""
+    """A scheduler with ``rows`` decoding requests, its buffer sets, and the same number of sets for a reader."""
     config = _core.SchedulerConfig(
         num_blocks=rows * 300 + 1, max_model_len=4096, block_size=16, max_num_seqs=rows, max_num_batched_tokens=8192
     )
@@ -42,7 +42,7 @@ def make_scheduler(rows: int) -> tuple[Any, list[dict[str, Any]], list[dict[str,
 
 
 def follow(rows: int, fd: int, port: int | None) -> None:
-    """Read steps, and print when each was there (ns)."""
+    """Read steps, and print when each had arrived (ns)."""
     _, _, sets = make_scheduler(rows)
     if port is not None:
         with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -64,7 +64,7 @@ def follow(rows: int, fd: int, port: int | None) -> None:
 
 
 def measure(rows: int, num_steps: int, pause_us: float, cpus: list[int] | None, *, tcp: bool) -> dict[str, Any]:
-    """Latencies in microseconds."""
+    """Measure latencies in microseconds."""
     scheduler, sets, _ = make_scheduler(rows)
     writer = _core.StepWriter(1)
     writer.register(sets)
@@ -115,7 +115,7 @@ def measure(rows: int, num_steps: int, pause_us: float, cpus: list[int] | None, 
 
 
 def main() -> None:
-    """Measure, or follow."""
+    """Measure, or run as the reader."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--num-steps", type=int, default=2000)

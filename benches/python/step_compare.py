@@ -31,7 +31,7 @@ def measure(command: Sequence[str], num_running: str, steps: int) -> dict[tuple[
 
 
 def summary(own: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Medians of both, and of the ratio of runs that followed each other."""
+    """Medians of both, and of the ratio of consecutive runs."""
     ratios = [mine / its for mine, its in zip(own, others, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     return {
@@ -43,7 +43,7 @@ def summary(own: Sequence[float], others: Sequence[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run both in turns, print JSON."""
+    """Run both in alternating turns, print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--other", type=shlex.split, required=True, help="the other rustvllm's command")
     parser.add_argument("--turns", type=int, default=20, help="runs of each, two at least")
@@ -53,7 +53,7 @@ def main() -> None:
     args = parser.parse_args()
     series: dict[tuple[str, int, str], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for turn in range(args.turns):
-        # Who goes first has a cooler or a warmer machine: each does, every other time.
+        # The first run of a turn finds a cooler or a warmer machine, so both go first alternately.
         for which in (0, 1) if turn % 2 else (1, 0):
             for key, value in measure((RUSTVLLM, args.other)[which], args.num_running, args.steps).items():
                 series[key][which].append(value)

@@ -3,11 +3,11 @@
     python benches/python/step_cost.py [--batch-sizes 1 16 64 256] [--sampling greedy random] [--shape tiny gpt2-small]
         [--attention-backend auto torch cpu] [--profile]
 
-A llama of one layer, 64 wide, with random weights decodes N sequences at once; percentiles of the processor time of a
-step, schedule and update included (torch computes with one thread here, the one that is measured). The fastest tenth
-says most of the program, the rest of what else the machine does. ``--profile`` shows instead where the time of each
-batch goes. ``gpt2-small`` is a model of that shape instead, where attention and products of the weights count; set
-OMP_NUM_THREADS=1 for it, because only one thread is measured.
+A Llama with one layer, 64 wide, with random weights decodes N sequences at once. The report has percentiles of the
+processor time of a step, including schedule and update (torch computes with one thread, which is the measured one). The
+fastest tenth depends mostly on the program, the rest on other work of the machine. ``--profile`` shows instead where
+the time of each batch goes. ``gpt2-small`` is a model of that shape, in which attention and products of the weights
+count; set OMP_NUM_THREADS=1 for it, because only one thread is measured.
 """
 
 import argparse

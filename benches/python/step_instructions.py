@@ -20,18 +20,18 @@ from bench_report import new_report, publish
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLE = Path("benches/examples/step_loop.rs")
 CASES = ((64, 0), (256, 0), (1024, 0), (64, 2048), (256, 0, 16, 1), (256, 0, 16, 0))
-"""Running decodes, and the tokens of a prompt that comes with each step; then drafts of each decode that are looked for
-at most, and whether some are found."""
+"""Running decodes, and the tokens of a prompt that comes with each step; then the most drafts to look for in each
+decode, and whether some are found."""
 SHORT, LONG = 50, 450
-"""Steps of the two runs."""
+"""Steps of the short and of the long run."""
 
 
 def build(checkout: Path) -> Path:
-    """The program of a checkout, of this one's example."""
+    """Build this checkout's example in another checkout; returns the program."""
     if checkout != REPOSITORY:
         shutil.copy(REPOSITORY / EXAMPLE, checkout / EXAMPLE)
     target = checkout / "target" / "instructions"
-    # valgrind does not give a program the auxiliary vector that rustix reads by itself.
+    # Under valgrind a program lacks the auxiliary vector that rustix would read itself.
     env = os.environ | {"CARGO_TARGET_DIR": str(target), "RUSTFLAGS": "--cfg=rustix_use_libc"}
     command = ["cargo", "build", "--release", "--quiet", "-p", "rustvllm-benches", "--example", "step_loop"]
     subprocess.run(command, cwd=checkout, env=env, check=True)
@@ -39,7 +39,7 @@ def build(checkout: Path) -> Path:
 
 
 def instructions(program: Path, *numbers: int) -> int:
-    """What a run executes in all."""
+    """The number of instructions that a run executes."""
     command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null", str(program)]
     done = subprocess.run([*command, *map(str, numbers)], capture_output=True, text=True, check=True)
     found = re.search(r"I\s+refs:\s+([\d,]+)", done.stderr)
@@ -49,7 +49,7 @@ def instructions(program: Path, *numbers: int) -> int:
 
 
 def of_a_step(program: Path, num_running: int, prefill_tokens: int, *drafts: int) -> int:
-    """Schedule, update, and what the loop around them does."""
+    """The instructions of schedule, update, and the loop around them."""
     short, long = (instructions(program, num_running, prefill_tokens, steps, *drafts) for steps in (SHORT, LONG))
     return round((long - short) / (LONG - SHORT))
 

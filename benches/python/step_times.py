@@ -13,12 +13,12 @@ Nanoseconds = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StepTimes:
-    """When steps were over, and how long each took: times of CLOCK_MONOTONIC in nanoseconds, in order.
+    """When steps ended, and how long each took: times of CLOCK_MONOTONIC in nanoseconds, in order.
 
     Attributes:
         done: When a step's tokens were there.
-        duration: From the end of the step before, or from when this one was launched if that was later: a step that is
-            launched while another computes is not counted twice, and what the host adds between two is not counted.
+        duration: The time from the end of the previous step, or from the step's launch if that was later. So a step
+            launched while another computes is not counted twice, and the host's time between two does not count.
     """
 
     done: Nanoseconds
@@ -26,13 +26,13 @@ class StepTimes:
 
     @classmethod
     def read(cls, path: Path) -> "StepTimes":
-        """From the file; a last line that is not whole is left out."""
+        """Read the file; an incomplete last line is left out."""
         lines = path.read_text(encoding="ascii").splitlines(keepends=True)
         return cls.of([json.loads(line) for line in lines if line.endswith("\n")])
 
     @classmethod
     def of(cls, steps: list[dict[str, Any]]) -> "StepTimes":
-        """From the objects of the file."""
+        """Make it from the file's objects."""
         rows = sorted((step["done_ns"], step["launch_ns"]) for step in steps)
         done = np.array([row[0] for row in rows], np.int64)
         begin = np.array([row[1] for row in rows], np.int64)
@@ -41,21 +41,22 @@ class StepTimes:
         return cls(done, done - begin)
 
     def between(self, begin: int, end: int) -> "StepTimes":
-        """The steps that were over in that time."""
+        """The steps that ended in this time."""
         first, last = np.searchsorted(self.done, [begin, end])
         return StepTimes(self.done[first:last], self.duration[first:last])
 
     def longest_within(self, begin: Nanoseconds, end: Nanoseconds, num_steps: Nanoseconds) -> Nanoseconds:
-        """What steps explain of a gap between two events of a stream.
+        """The part of gaps between two events of a stream that steps explain.
 
         Args:
-            begin: Ends of the events before, ``[gaps]``.
-            end: Of the events that came then, ``[gaps]``.
+            begin: Times of the earlier events, ``[gaps]``.
+            end: Times of the later events, ``[gaps]``.
             num_steps: How many tokens came, which is how many steps it took, ``[gaps]``.
 
         Returns:
-            ``[gaps]``; the time of so many steps in a row, those that took longest among the ones over within the gap:
-            which of them made the tokens is not known. All of them when there are fewer; 0 when there is none.
+            ``[gaps]``; the time of ``num_steps`` consecutive steps, namely the slowest ones that ended within the gap,
+            because it is unknown which of them made the tokens. If there are fewer, the time of all; 0 if there are
+            none.
         """
         total = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.duration)])
         first, last = np.searchsorted(self.done, begin), np.searchsorted(self.done, end, "right")

@@ -1,16 +1,16 @@
-r"""Real schemas with texts that obey them and texts that do not: how many are right, refused and wrong, and the cost.
+r"""Judges real schemas with texts that do and do not obey them: right, refused and wrong ones, and the cost.
 
     python benches/python/structured_output.py --schemas open.jsonl.gz --suite JSON-Schema-Test-Suite.tar.gz \
         --tokenizer FOLDER --peer-python OTHER/bin/python --peer-limit 200
 
-Each line of ``--schemas`` has ``schema`` and ``tests`` of ``valid`` and ``data`` (MaskBench); ``--suite`` is the
-archive of the JSON Schema Test Suite, judged draft by draft. A schema is *right* when all its texts are taken or
-refused as they should be, *refused* when it cannot be enforced, *wrong* when a text that does not obey is taken, and
-*narrow* when one that obeys is not. Lenient, a schema that is not enforced to the letter says so: *told* are those of
-the wrong ones that do. Compile and mask times are those of the engine, with the vocabulary of ``--tokenizer``, along
-the texts that obey. ``--peer-python`` is an interpreter that has ``xgrammar``, which judges the same schemas; it takes
-a second for one. ``--library-python`` is one that has ``llguidance``, the library that computes our masks: its masks
-and ours, by turns, show what is ours of the time, and how fast the machine is at the moment.
+Each line of ``--schemas`` has ``schema`` and ``tests`` with ``valid`` and ``data`` (MaskBench); ``--suite`` is the
+archive of the JSON Schema Test Suite, judged draft by draft. A schema is *right* if all its texts are accepted or
+refused correctly, *refused* if it cannot be enforced, *wrong* if a text that does not obey is accepted, and *narrow* if
+one that obeys is not. In lenient mode, a schema that is not fully enforced has a warning: *told* are the wrong ones
+with a warning. Compile and mask times are those of the engine, with the vocabulary of ``--tokenizer``, for the texts
+that obey. ``--peer-python`` is an interpreter with ``xgrammar``, which judges the same schemas and needs a second for
+each. ``--library-python`` is an interpreter with ``llguidance``, the library that computes our masks: its masks and
+ours, in alternating turns, show how much of the time is ours, and how fast the machine is at the moment.
 """
 
 import argparse
@@ -33,7 +33,7 @@ TURNS = 3
 
 
 def judge(spec: _core.GrammarSpec, entry: Entry) -> str:
-    """What becomes of the texts of a schema that can be enforced."""
+    """The verdict on a schema that can be enforced."""
     verdict = "right"
     for test in entry.tests:
         taken = spec.accepts(json.dumps(test["data"], ensure_ascii=False))
@@ -45,7 +45,7 @@ def judge(spec: _core.GrammarSpec, entry: Entry) -> str:
 
 
 def verdicts(entries: list[Entry], names: bool) -> dict[str, Any]:
-    """Counts, strict and lenient."""
+    """Counts of verdicts, strict and lenient."""
     strict: Counter[str] = Counter()
     lenient: Counter[str] = Counter()
     wrong = []
@@ -68,7 +68,7 @@ def verdicts(entries: list[Entry], names: bool) -> dict[str, Any]:
 
 
 def judge_leniently(spec: _core.GrammarSpec, entry: Entry) -> str:
-    """What becomes of a schema whose keywords may be left out."""
+    """The verdict on a schema whose keywords may be left out."""
     try:
         relaxed, _, count = spec.relaxed("schema")
     except ValueError:
@@ -84,7 +84,7 @@ def shares(counts: Counter[str]) -> dict[str, Any]:
 
 
 def times(entries: list[Entry], folder: Path) -> dict[str, Any]:
-    """Compile and mask times along the texts that obey, in microseconds of the thread's processor time."""
+    """Compile and mask times for the texts that obey, in microseconds of the thread's processor time."""
     tokenizer = Tokenizer.from_folder(folder)
     eos = tokenizer.eos_token_id
     timer = _core.MaskTimer(tokenizer.core, [] if eos is None else [eos], tokenizer.vocab_size)
@@ -120,20 +120,20 @@ def times(entries: list[Entry], folder: Path) -> dict[str, Any]:
 
 
 def obeying(entries: list[Entry]) -> Iterator[tuple[_core.GrammarSpec, list[str]]]:
-    """The grammars of schemas, each with its texts that obey."""
+    """The grammars of schemas, each with the texts that obey it."""
     for entry in entries:
         texts = [json.dumps(test["data"], ensure_ascii=False) for test in entry.tests if test["valid"]]
         yield _core.GrammarSpec("json", json.dumps(entry.schema)), texts
 
 
 def of_peer(python: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """The same of xgrammar, in an interpreter that has it."""
+    """The verdicts and times of xgrammar, in an interpreter that has it."""
     suite = [] if args.suite is None else ["--suite", args.suite]
     return answer_of(python, "xgrammar_schemas.py", args, *suite)
 
 
 def next_to_library(python: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The masks of the library that ours are built on, in its own package, and ours, by turns."""
+    """The mask times of the library under our masks, in its own package, and ours, in alternating turns."""
     entries = read_schemas(args.schemas, args.peer_limit)
     turns = []
     for _ in range(TURNS):
@@ -145,7 +145,7 @@ def next_to_library(python: Path, args: argparse.Namespace) -> list[dict[str, An
 
 
 def answer_of(python: Path, engine: str, args: argparse.Namespace, *more: object) -> dict[str, Any]:
-    """The line of JSON that a program of another interpreter prints."""
+    """The line of JSON that a program prints in another interpreter."""
     asked = ["--schemas", args.schemas, "--tokenizer", args.tokenizer, "--limit", args.peer_limit or 0, *more]
     command = [str(part) for part in [python, ENGINES / engine, *asked]]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

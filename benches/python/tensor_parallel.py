@@ -30,19 +30,19 @@ LLAMA_160M = {
     "vocab_size": 32000, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "torch_dtype": "float32",
 }  # fmt: skip
 CONTEXT = 128
-"""Tokens before those that are decoded."""
+"""Number of tokens before those that are decoded."""
 BLOCK_SIZE = 16
 NUM_WARMUPS = 3
 
 
 class Ranks:
-    """Processes that hold one model together; each computes with so many threads.
+    """Processes that share a model; each computes with a number of threads.
 
     Args:
-        size: How many.
-        threads: Of each.
-        options: Of the command line.
-        collectives: What carries them, ``shared`` or ``gloo``.
+        size: The number of processes.
+        threads: The threads of each.
+        options: The command line's options.
+        collectives: How they exchange tensors, ``shared`` or ``gloo``.
     """
 
     def __init__(self, size: int, threads: int, options: argparse.Namespace, collectives: str = "shared") -> None:
@@ -70,7 +70,7 @@ class Ranks:
         ]  # fmt: skip
 
     def ask(self, rows: int, tokens: int, steps: int) -> list[dict[str, Any]]:
-        """Run steps; what each rank says of them."""
+        """Run steps; returns what each rank reports."""
         for process in self._processes:
             _pipe(process.stdin).write(json.dumps({"rows": rows, "tokens": tokens, "steps": steps}) + "\n")
             _pipe(process.stdin).flush()
@@ -80,7 +80,7 @@ class Ranks:
         return [json.loads(answer) for answer in answers]
 
     def end(self) -> None:
-        """Let them go."""
+        """End the processes."""
         for process in self._processes:
             _pipe(process.stdin).close()
             process.wait(20)
@@ -92,13 +92,13 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
 
 
 def compute_as_rank(order: dict[str, Any]) -> None:
-    """Load the model and run what each line asks for."""
+    """Load the model, and run the steps that each line asks for."""
     if order["size"] > 1 and order["pins"]:
         cores = sorted(os.sched_getaffinity(0))
         per_rank = max(len(cores) // order["size"], 1)
         first = order["rank"] * per_rank % len(cores)
         os.sched_setaffinity(0, cores[first : first + per_rank])
-    import rustvllm.executor  # noqa: F401 -- before anything loads torch: it says how torch's threads wait
+    import rustvllm.executor  # noqa: F401 -- before anything loads torch, because it sets how torch's threads wait
 
     # isort: split
     import torch
@@ -156,7 +156,7 @@ def compute_as_rank(order: dict[str, Any]) -> None:
 
 
 class Steps:
-    """Steps of a model over a cache of its own."""
+    """Runs steps of a model over its own cache."""
 
     def __init__(self, model: Any, backend: Any, dtype: Any) -> None:
         self._model, self._backend, self._dtype = model, backend, dtype
@@ -164,7 +164,7 @@ class Steps:
         self._num_blocks = 0
 
     def step(self, rows: int, tokens: int) -> None:
-        """So many tokens of each of so many requests, after ``CONTEXT`` tokens where each has one."""
+        """Compute ``tokens`` tokens of each of ``rows`` requests; single tokens come after ``CONTEXT`` tokens."""
         import numpy as np
         import torch
 
@@ -193,7 +193,7 @@ class Steps:
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Both, by turns, in each regime."""
+    """Measure both in alternating turns, for each number of rows and for prefill."""
     alone = f"1 process x {options.ranks} threads"
     kinds = {f"{options.ranks} ranks x 1 thread, {kind}": kind for kind in options.collectives}
     names = {name: Ranks(options.ranks, 1, options, kind) for name, kind in kinds.items()}

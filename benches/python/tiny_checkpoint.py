@@ -1,8 +1,6 @@
 """``write_tiny_llama``, ``write_llama_160m``, ``write_qwen3_0_6b``, ``write_qwen3_1_7b``, ``write_gpt2_small``.
 
-They make checkpoints with seeded random weights.
-
-Any engine can load them.
+They write checkpoints with seeded random weights, which any engine can load.
 """
 
 import json
@@ -18,20 +16,20 @@ from safetensors.numpy import save_file
 Weights = dict[str, npt.NDArray[np.float32]]
 
 SCRIPT_SCALE = 250.0
-"""A position's embedding as a multiple of that of the token to come: it drowns out all that the layers add."""
+"""A position's embedding is that of the token to come, times this factor, which outweighs all that layers add."""
 
 
 def write_tiny_llama(
     folder: Path, tokenizer: Path, *, num_layers: int, hidden_size: int = 64, max_position_embeddings: int = 512
 ) -> Path:
-    """A Llama so small that a step's cost is the host's.
+    """Write a Llama that is so small that the host dominates the cost of a step.
 
     Args:
-        folder: Made, with parents.
+        folder: The folder to make, with parents.
         tokenizer: A folder with a tokenizer.json; its vocabulary is the model's.
-        num_layers: Of 4 × hidden_size² or so weights each.
+        num_layers: Layers of about 4 × hidden_size² weights each.
         hidden_size: A multiple of 32, the smallest head that vLLM's kernels for CPUs have.
-        max_position_embeddings: Tokens of prompt and output together.
+        max_position_embeddings: The most tokens of prompt and output together.
     """
     heads = hidden_size // 32
     shape = {
@@ -48,10 +46,10 @@ def write_tiny_llama(
 
 
 def write_llama_160m(folder: Path, tokenizer: Path) -> Path:
-    """A Llama of 160 million parameters in float32: 12 layers of 768, 12 heads of which 4 have keys, 32,000 ids.
+    """Write a Llama with 160 million parameters in float32: 12 layers of 768, 12 heads, 4 KV heads, 32,000 ids.
 
     Args:
-        folder: Made, with parents.
+        folder: The folder to make, with parents.
         tokenizer: A folder with a tokenizer.json of at most as many ids.
     """
     copy_tokenizer(tokenizer, folder)
@@ -69,12 +67,12 @@ def write_llama_160m(folder: Path, tokenizer: Path) -> Path:
 
 
 def write_qwen3_0_6b(folder: Path, tokenizer: Path) -> Path:
-    """Qwen3-0.6B's shape in float32 (2.4 GB): 28 layers of 1,024, 16 heads of which 8 have keys, 151,936 ids, tied."""
+    """Write Qwen3-0.6B's shape in float32 (2.4 GB): 28 layers of 1,024, 16 heads, 8 KV heads, 151,936 ids, tied."""
     return _write_qwen3(folder, tokenizer, hidden_size=1024, intermediate_size=3072)
 
 
 def write_qwen3_1_7b(folder: Path, tokenizer: Path) -> Path:
-    """Qwen3-1.7B's shape in float32 (6.9 GB): the same with layers of 2,048."""
+    """Write Qwen3-1.7B's shape in float32 (6.9 GB), like Qwen3-0.6B's with layers of 2,048."""
     return _write_qwen3(folder, tokenizer, hidden_size=2048, intermediate_size=6144)
 
 
@@ -94,7 +92,7 @@ def _write_qwen3(folder: Path, tokenizer: Path, *, hidden_size: int, intermediat
 
 
 def write_llama(folder: Path, shape: dict[str, int], family: str = "llama") -> Path:
-    """A Llama of any shape, given as its configuration names sizes; a ``qwen3`` norms heads and ties its head."""
+    """Write a Llama of any shape, given by its configuration's names; a ``qwen3`` norms its heads and ties its head."""
     is_qwen = family == "qwen3"
     config: dict[str, Any] = shape | {
         "architectures": ["Qwen3ForCausalLM" if is_qwen else "LlamaForCausalLM"],
@@ -142,14 +140,14 @@ def write_llama(folder: Path, shape: dict[str, int], family: str = "llama") -> P
 def write_gpt2_small(
     folder: Path, tokenizer: Path, *, num_positions: int = 1024, script: Sequence[int] = (), num_layers: int = 12
 ) -> Path:
-    """GPT-2 small's shape (124 million parameters, float32, 498 MB) with GPT-2's tokenizer.
+    """Write GPT-2 small's shape (124 million parameters, float32, 498 MB) with GPT-2's tokenizer.
 
     Args:
-        folder: Made, with parents.
+        folder: The folder to make, with parents.
         tokenizer: A folder with a tokenizer.json.
-        num_positions: Tokens of prompt and output together.
-        script: What the model is to say: at place ``p`` the id that it draws greedily after ``p + 1`` tokens, whatever
-            they are. It computes as much as any model of the shape.
+        num_positions: The most tokens of prompt and output together.
+        script: What the model says: at index ``p``, the id that it chooses greedily after any ``p + 1`` tokens. Such a
+            model computes as much as any other of the shape.
         num_layers: Fewer for a smaller model.
     """
     vocab_size = copy_tokenizer(tokenizer, folder)
@@ -201,10 +199,10 @@ def write_gpt2_small(
 
 
 def copy_tokenizer(tokenizer: Path, folder: Path) -> int:
-    """Put a tokenizer into a model's folder.
+    """Copy a tokenizer into a model's folder.
 
     Returns:
-        How many ids it has.
+        The number of its ids.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(tokenizer / "tokenizer.json", folder)

@@ -2,10 +2,10 @@
 
 The steps are simulated, so the script measures the way from a token to its event. Scenes alternate:
 
-    plain     nothing is looked for
-    calls     ``tools`` that may be called, held to nothing (``--tool-call-constraint off``)
-    syntax    the same, with each step under the grammar of text with calls (``--tool-call-constraint syntax``)
-    thoughts  all of the answer is thought, which two fields of each delta say
+    plain     no parsing
+    calls     ``tools`` that may be called, without constraints (``--tool-call-constraint off``)
+    syntax    like calls, with a grammar of text with calls in each step (``--tool-call-constraint syntax``)
+    thoughts  the whole answer is reasoning, which each delta has in two fields
 
     python benches/python/turn_streams.py --streams 64 --step-ms 0 --turns 3
 """
@@ -50,7 +50,7 @@ def measure(server: MeasuredServer, fields: dict[str, Any], num_requests: int, a
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """Runs of all scenes by turns, and each one's tokens/s ÷ those of the plain streams of its turn."""
+    """Alternate runs of all scenes; compares each one's tokens/s with that of the plain streams of its turn."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in args.scenes}
     with ExitStack() as stack:
         base = ["--executor", "sim", "--max-num-seqs", "256", "--sim-step-time", f"{args.step_ms:g}"]

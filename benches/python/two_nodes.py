@@ -62,7 +62,7 @@ print("found", json.dumps({"ids": [list(o.outputs[0].token_ids) for o in outputs
 
 @contextlib.contextmanager
 def namespace(name: str, address: str) -> Iterator[int]:
-    """A network namespace with one tun device; the device's descriptor."""
+    """Make a network namespace with one tun device; yields the device's descriptor."""
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:
         with open("/proc/self/ns/net", "rb") as own, open(f"/run/netns/{name}", "rb") as other:  # noqa: PTH123 -- setns
@@ -83,7 +83,7 @@ def namespace(name: str, address: str) -> Iterator[int]:
 
 
 def carry(first: int, second: int, delay: float, is_cut: threading.Event) -> None:
-    """Take packets from either device to the other, each after the delay, or nowhere."""
+    """Carry packets from each device to the other, each after the delay, or drop them after the cut."""
     waiting: list[tuple[float, int, int, bytes]] = []
     count, to = 0, {first: second, second: first}
     while True:  # until the program ends
@@ -97,12 +97,12 @@ def carry(first: int, second: int, delay: float, is_cut: threading.Event) -> Non
             _, _, fd, packet = heapq.heappop(waiting)
             if is_cut.is_set():
                 continue
-            with contextlib.suppress(OSError):  # the other side's queue is full, as of a real network
+            with contextlib.suppress(OSError):  # the other side's queue is full, which happens in real networks, too
                 os.write(fd, packet)
 
 
 def round_trip(prefix: list[str]) -> float:
-    """Milliseconds, the median of twenty: how long a port where nothing listens takes to say so."""
+    """The median of twenty round trips in milliseconds: how long a closed port takes to refuse a connection."""
     code = (
         "import socket, time, statistics as s\nfound = []\nfor _ in range(20):\n began = time.perf_counter()\n"
         f" socket.socket().connect_ex(({NODE!r}, 9))\n found.append(time.perf_counter() - began)\n"
@@ -113,7 +113,7 @@ def round_trip(prefix: list[str]) -> float:
 
 
 def generate(prefix: list[str], order: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    """What the script says."""
+    """Run the generating script, and return what it found."""
     command = [*prefix, sys.executable, "-c", SCRIPT]
     done = subprocess.run(
         command,
@@ -131,7 +131,7 @@ def generate(prefix: list[str], order: dict[str, Any], environment: dict[str, st
 
 
 def main() -> int:
-    """Measure."""
+    """Measure, and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="default: the model of the package, in a shape that two ranks can hold")
     parser.add_argument("--delay-ms", type=float, default=0.5, help="of each packet, in each direction")
@@ -163,7 +163,7 @@ def main() -> int:
 
 
 def sizes(shape: str) -> dict[str, Any]:
-    """What the head is given in addition."""
+    """Additional options of the head."""
     kind = "tensor" if shape == "tp" else "pipeline"
     return {f"{kind}_parallel_size": 2, "nnodes": 2, "master_addr": HEAD, "master_port": PORT}
 
@@ -172,7 +172,7 @@ def sizes(shape: str) -> dict[str, Any]:
 def node_of(
     shape: str, names: list[str], order: dict[str, Any], environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The other node, which writes to a file that is removed."""
+    """Start the other node, which writes to a temporary file."""
     command = ["ip", "netns", "exec", names[1], sys.executable, "-m", "rustvllm.cli.main", "serve", "--headless"]
     command += [f"-{shape}", "2", "-n", "2", "-r", "1", "--master-addr", HEAD, "--master-port", str(PORT)]
     engine = order["engine"]
@@ -190,7 +190,7 @@ def node_of(
 def run_cut(
     names: list[str], order: dict[str, Any], environment: dict[str, str], is_cut: threading.Event
 ) -> dict[str, Any]:
-    """What the head and the node do when no packet comes any more, in the middle of steps."""
+    """Cut the network in the middle of steps, and return what the head and the node do."""
     command = ["ip", "netns", "exec", names[0], sys.executable, "-c", ENDLESS]
     with (
         node_of("tp", names, order, environment) as node,
@@ -223,7 +223,7 @@ def run_cut(
 def run_shape(
     shape: str, names: list[str], order: dict[str, Any], environment: dict[str, str], alone: dict[str, Any]
 ) -> dict[str, Any]:
-    """Two ranks on two nodes, in parts of layers or in stages."""
+    """Run two ranks on two nodes, by tensor parallelism or in stages."""
     with node_of(shape, names, order, environment) as node:
         engine = {**order["engine"], **sizes(shape)}
         found = generate(["ip", "netns", "exec", names[0]], {**order, "engine": engine}, environment)

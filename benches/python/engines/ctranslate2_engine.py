@@ -1,6 +1,6 @@
-"""CTranslate2, by ``Generator.generate_batch``; its converted model is in ``settings["converted"]``.
+"""CTranslate2, through ``Generator.generate_batch``; its converted model is in ``settings["converted"]``.
 
-Computes in what the engine's name says after a dash (``ctranslate2-int8``), else in the dtype asked for.
+It computes in the type that the engine's name has after a dash (``ctranslate2-int8``), else in the configured dtype.
 """
 
 import json
@@ -11,7 +11,7 @@ from worker import Generate, serve
 
 
 def load(settings: dict[str, Any]) -> Generate:
-    """A generator in the dtype asked for; it takes tokens by name."""
+    """Load a generator in the configured dtype; it takes tokens by name."""
     import ctranslate2
 
     names = json.loads((Path(settings["converted"]) / "vocabulary.json").read_text(encoding="utf-8"))

@@ -1,9 +1,9 @@
-"""Writes a GPT-2, Llama or Qwen3 checkpoint as GGUF, in float32 and as llama.cpp quantises that, to compare with it.
+"""Writes a GPT-2, Llama or Qwen3 checkpoint as GGUF, in float32 and quantized by llama.cpp, to compare with it.
 
     lcpp/bin/python benches/python/engines/gguf_of.py gpt2-small out           # out-f32.gguf, out-q8_0.gguf
     lcpp/bin/python benches/python/engines/gguf_of.py llama-160m out bf16 q8_0 q4_k_m
 
-Runs where ``gguf``, ``llama-cpp-python`` and ``safetensors`` are; the names of tensors are llama.cpp's.
+It needs ``gguf``, ``llama-cpp-python`` and ``safetensors``; tensors have llama.cpp's names.
 """
 
 import json
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def write(folder: Path, target: str) -> None:
-    """The checkpoint as it is, in float32."""
+    """Write the checkpoint in float32."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     weights = {
         name.removeprefix("transformer.").removeprefix("model."): w
@@ -69,7 +69,7 @@ def write(folder: Path, target: str) -> None:
 
 
 def gpt2_tensors(writer: Any, config: dict[str, Any], weights: dict[str, Any]) -> dict[str, Any]:
-    """GPT-2's, by llama.cpp's names; its products are stored transposed."""
+    """GPT-2's tensors by llama.cpp's names; its weights are stored transposed."""
     writer.add_context_length(config["n_positions"])
     writer.add_embedding_length(config["n_embd"])
     writer.add_block_count(config["n_layer"])
@@ -91,8 +91,8 @@ def gpt2_tensors(writer: Any, config: dict[str, Any], weights: dict[str, Any]) -
 
 
 def llama_tensors(writer: Any, config: dict[str, Any], weights: dict[str, Any]) -> dict[str, Any]:
-    """A Llama's, by llama.cpp's names; the two halves of a head of queries or keys take turns there. A Qwen3's keep
-    their order, and heads are normed.
+    """A Llama's tensors by llama.cpp's names; llama.cpp interleaves the two halves of each query and key head. A Qwen3
+    keeps their order, and norms its heads.
     """
     is_qwen = config["model_type"] == "qwen3"
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
@@ -128,7 +128,7 @@ def llama_tensors(writer: Any, config: dict[str, Any], weights: dict[str, Any]) 
 
 
 def add_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:
-    """The vocabulary and the merges; llama.cpp loads no model without."""
+    """Add the vocabulary and the merges, because llama.cpp loads no model without."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     names = [f"<unused {index}>" for index in range(config["vocab_size"])]
     for name, index in tokenizer["model"]["vocab"].items():
@@ -140,7 +140,7 @@ def add_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(names)
     writer.add_token_types([gguf.TokenType.NORMAL] * len(names))
-    writer.add_token_merges(merges or ["a b"])  # llama.cpp wants one
+    writer.add_token_merges(merges or ["a b"])  # llama.cpp needs at least one
     writer.add_bos_token_id(config["bos_token_id"] or 0)
     writer.add_eos_token_id(config["eos_token_id"] or 0)
 

@@ -1,8 +1,8 @@
-"""llama.cpp, by ``llama-cpp-python``; the GGUF file is ``settings["converted"]``. All prompts at once, in one context.
+"""llama.cpp, through ``llama-cpp-python``, with all prompts in one context; the GGUF file is ``settings["converted"]``.
 
 ``LLAMA_CPP_BATCH`` is how many tokens of a step it computes at once (512). ``LLAMA_CPP_REPACK=0`` leaves weights in the
-order of the file. With a batch of 1, or with that, it runs where its products of several rows end the process, as on
-machines with AMX.
+order of the file. A batch of 1, or that setting, lets it run where its products of several rows crash the process, as
+on machines with AMX.
 """
 
 import os
@@ -12,7 +12,7 @@ from worker import Generate, serve
 
 
 def load(settings: dict[str, Any]) -> Generate:
-    """A context with a sequence for each prompt; every token is the argmax of its logits."""
+    """Load a context with a sequence for each prompt; every token is the argmax of its logits."""
     import llama_cpp
     import numpy as np
 
@@ -35,7 +35,7 @@ def load(settings: dict[str, Any]) -> Generate:
     batch = llama_cpp.llama_batch_init(most, 0, 1)
 
     def compute(rows: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Rows of sequence, position, token and whether a token is drawn after it; gives those that are."""
+        """Compute rows of sequence, position, token and whether to choose a next token; returns the chosen ones."""
         drawn: list[int] = []
         for start in range(0, len(rows), most):
             part = rows[start : start + most]
@@ -69,7 +69,7 @@ def load(settings: dict[str, Any]) -> Generate:
 
 
 def look_up(settings: dict[str, Any]) -> Generate:
-    """A model that looks up drafts in what it has, one prompt after another."""
+    """Load a model that looks up drafts in its own tokens, one prompt after another."""
     import itertools
 
     from llama_cpp import Llama

@@ -1,7 +1,7 @@
-"""Times the masks of llguidance in its own Python package, along the same texts as ours; prints one line of JSON.
+"""Times the masks of llguidance in its own Python package, for the same texts as ours; prints one line of JSON.
 
-Its time is the thread's processor time, as in ``structured_output.py``. Grammars have the library's defaults; ours
-allow less whitespace.
+Times are the thread's processor time, as in ``structured_output.py``. Grammars have the library's defaults; ours allow
+less whitespace.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from schema_corpus import quantiles, read_schemas
 
 
 class Timer:
-    """A vocabulary, and the times of what was asked, in microseconds."""
+    """A vocabulary, and the measured times in microseconds."""
 
     def __init__(self, folder: Path) -> None:
         file = str(folder / "tokenizer.json")
@@ -32,7 +32,7 @@ class Timer:
         self.masks: list[float] = []
 
     def time(self, schema: str, text: str) -> None:
-        """Compile a schema and follow a text that obeys it, as far as the library takes both."""
+        """Compile a schema and follow a text that obeys it, as far as the library accepts both."""
         began = time.thread_time_ns()
         try:
             grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)

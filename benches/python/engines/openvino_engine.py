@@ -1,6 +1,6 @@
-"""OpenVINO GenAI, by its continuous batching over a paged cache.
+"""OpenVINO GenAI, through its continuous batching over a paged cache.
 
-The model must be converted first, as docs/benchmarks.md says; the folder is ``settings["converted"]``.
+The model must be converted first, as docs/benchmarks.md describes; its folder is ``settings["converted"]``.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from worker import Generate, serve
 
 
 def load(settings: dict[str, Any]) -> Generate:
-    """A pipeline whose products are computed in the dtype asked for."""
+    """Load a pipeline that computes its products in the configured dtype."""
     import numpy as np
     import openvino
     import openvino_genai
@@ -31,7 +31,7 @@ def load(settings: dict[str, Any]) -> Generate:
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = config.min_new_tokens = max_tokens
         config.ignore_eos = True
-        config.set_eos_token_id(settings["vocab_size"] - 1)  # it wants one, also of a model that has none
+        config.set_eos_token_id(settings["vocab_size"] - 1)  # required even if the model has none
         config.do_sample = False
         if settings.get("drafts"):
             config.num_assistant_tokens = settings["drafts"]["num_speculative_tokens"]

@@ -1,4 +1,4 @@
-"""rustvllm, by ``LLM.generate``."""
+"""rustvllm, through ``LLM.generate``."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from worker import Generate, adapter_settings, serve, vllm_drafts
 
 
 def load(settings: dict[str, Any]) -> Generate:
-    """An engine with its prefix cache off, as in all of them."""
+    """Load an engine without prefix cache, like all engines here."""
     from rustvllm import LLM, SamplingParams
     from rustvllm.lora.request import LoRARequest
 

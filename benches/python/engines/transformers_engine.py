@@ -1,4 +1,4 @@
-"""transformers, by ``generate`` over one batch."""
+"""transformers, through ``generate`` over one batch."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from worker import Generate, serve
 
 
 def load(settings: dict[str, Any]) -> Generate:
-    """The model with its default attention (sdpa)."""
+    """Load the model with its default attention (sdpa)."""
     import torch
     from transformers import AutoModelForCausalLM
 

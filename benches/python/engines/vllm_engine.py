@@ -1,4 +1,4 @@
-"""vLLM, by ``vllm.LLM`` (the wheel for CPUs)."""
+"""vLLM, through ``vllm.LLM`` (the wheel for CPUs)."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from worker import Generate, adapter_settings, serve, vllm_drafts
 
 
 def load(settings: dict[str, Any]) -> Generate:
-    """An engine with torch.compile, its default."""
+    """Load an engine with torch.compile, its default."""
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 

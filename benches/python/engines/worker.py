@@ -1,6 +1,6 @@
-"""The loop of an engine's process in ``compare_offline.py``: one JSON line in, one out, until the input ends.
+"""The loop of an engine's process in ``compare_offline.py``: reads a JSON line and writes one, until its input ends.
 
-Runs under the interpreter of the engine's own environment, so it needs nothing but the standard library.
+It runs with the interpreter of the engine's own environment, so it needs only the standard library.
 """
 
 import ctypes
@@ -13,31 +13,31 @@ from collections.abc import Callable
 from typing import Any
 
 Generate = Callable[[list[list[int]], int], list[list[int]]]
-"""Prompts and the number of tokens to draw greedily after each → those tokens; the end-of-text id ends nothing."""
+"""Takes prompts and how many tokens to generate greedily after each, and returns these; end-of-text ids end nothing."""
 _PR_SET_PDEATHSIG = 1
 
 
 def adapter_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """What engines with vLLM's arguments are called with for the adapters that are asked for."""
+    """Arguments for adapters, for engines with vLLM's arguments."""
     if "adapters" not in settings:
         return {}
     return {"enable_lora": True, "max_loras": len(settings["adapters"]), "max_lora_rank": settings["adapter_rank"]}
 
 
 def vllm_drafts(settings: dict[str, Any]) -> dict[str, Any]:
-    """What engines with vLLM's arguments are called with for the drafts that are asked for."""
+    """Arguments for drafts, for engines with vLLM's arguments."""
     return {"speculative_config": settings["drafts"]} if settings.get("drafts") else {}
 
 
 def serve(load: Callable[[dict[str, Any]], Generate]) -> None:
-    """Load an engine as the first line says, then answer.
+    """Load an engine according to the first line, then answer.
 
     Each further line is ``{"prompts": [[id, …], …], "max_tokens": n}``; the answer has the seconds it took, the
-    processor's seconds of this process and the tokens.
+    processor time of this process in seconds, and the tokens.
     """
-    # Stopped as it mostly is, it would not see that its input has ended.
+    # The process is stopped most of the time, so it would not notice that its input has ended.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # What an engine prints must not get among the answers.
+    # An engine's own output must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     settings = json.loads(sys.stdin.readline())

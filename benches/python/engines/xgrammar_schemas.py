@@ -1,6 +1,6 @@
-"""Judges schemas with xgrammar as ``structured_output.py`` judges ours, and times it; prints one line of JSON.
+"""Judges schemas with xgrammar, as ``structured_output.py`` does with ours, and times it; prints one line of JSON.
 
-Properties that a schema does not name are allowed where it does not say (``strict_mode=False``), as JSON Schema has it.
+Properties that a schema does not name are allowed unless it says otherwise (``strict_mode=False``), as in JSON Schema.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from schema_corpus import Entry, quantiles, read_schemas, read_suite
 
 
 class Judge:
-    """A vocabulary and what it was asked."""
+    """A vocabulary, and the measured times."""
 
     def __init__(self, folder: Path) -> None:
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
@@ -32,11 +32,11 @@ class Judge:
         self.masks: list[float] = []
 
     def judge(self, entry: Entry, times: bool) -> str:
-        """What becomes of a schema."""
+        """The verdict on a schema."""
         began = time.perf_counter()
         try:
             grammar = self.compiler.compile_json_schema(json.dumps(entry.schema), strict_mode=False)
-        except Exception:  # noqa: BLE001 -- each of its errors is a refusal
+        except Exception:  # noqa: BLE001 -- each of its errors means a refusal
             return "refused"
         self.compiles.append(1e6 * (time.perf_counter() - began))
         verdict = "right"
@@ -53,7 +53,7 @@ class Judge:
         return verdict
 
     def time_masks(self, grammar: xgrammar.CompiledGrammar, text: str) -> None:
-        """To take each token of a text, the next mask computed."""
+        """Time accepting each token of a text and computing the next mask."""
         matcher = xgrammar.GrammarMatcher(grammar)
         for token in self.tokenizer.encode(text, add_special_tokens=False):
             began = time.perf_counter()

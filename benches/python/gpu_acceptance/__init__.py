@@ -1,1 +1,1 @@
-"""What ``gpu_accept.py`` checks and measures: one module for each kind of section."""
+"""The checks and measurements of ``gpu_accept.py``: one module for each kind of section."""

@@ -1,4 +1,4 @@
-"""Engines over small checkpoints: their tokens judged by transformers' logits, in every mode that orders steps anew."""
+"""Checks engines over small checkpoints: transformers' logits judge their tokens, in every mode of running steps."""
 
 import gc
 import os
@@ -42,7 +42,7 @@ SAMPLED = [
 
 
 def checkpoint(kind: str, folder: Path) -> torch.nn.Module:
-    """A small random model of transformers, saved there; itself, on the device."""
+    """Save a small random model of transformers; returns the model, on the device."""
     import checkpoints
 
     hidden, layers = (64, 2) if DRY else (256, 4)
@@ -57,13 +57,13 @@ def checkpoint(kind: str, folder: Path) -> torch.nn.Module:
 
 
 def make_core(folder: Path, **options: Any) -> EngineCore:
-    """An engine of a folder, without a tokenizer."""
+    """An engine for a folder, without a tokenizer."""
     given = {"model": str(folder), "device": DEVICE.type, "skip_tokenizer_init": True, "disable_log_stats": False}
     return EngineCore(EngineArgs(**(given | options)).create_engine_config("llm_class"))
 
 
 def end(core: EngineCore) -> None:
-    """Give its memory back."""
+    """Free an engine's memory."""
     core.shutdown()
     gc.collect()
     if not DRY:
@@ -71,7 +71,7 @@ def end(core: EngineCore) -> None:
 
 
 def make_prompts() -> list[list[int]]:
-    """Of many lengths, the last ones with a common beginning."""
+    """Prompts of many lengths; the last ones have a common beginning."""
     rng = np.random.default_rng(1)
     lengths = [3, 14, 13, 15, 12] if DRY else [1, 2, 17, 40, 90, 150, 64, 33, 5, 120, 31, 48]
     common = rng.integers(0, VOCAB, 16 if DRY else 48).tolist()
@@ -81,9 +81,9 @@ def make_prompts() -> list[list[int]]:
 
 
 def regret(reference: Any, asked: list[list[int]], outputs: list[list[int]]) -> tuple[float, int, int]:
-    """By how many standard deviations of its logits a model would rather have had another token, at most.
+    """The largest regret: by how many standard deviations of its logits a model would have preferred another token.
 
-    Also how many tokens are what it would have chosen, and how many there are.
+    Also returns how many tokens are the model's own choice, and how many there are.
     """
     worst, exact, total = 0.0, 0, 0
     with torch.no_grad():
@@ -100,7 +100,7 @@ def regret(reference: Any, asked: list[list[int]], outputs: list[list[int]]) -> 
 def answers(
     core: EngineCore, asked: list[list[int]], max_tokens: int, params: list[dict[str, Any]] | None = None
 ) -> tuple[list[list[int]], list[str], int]:
-    """Token ids of each prompt, errors, and how many prompt tokens came out of the prefix cache."""
+    """Token ids of each prompt, errors, and how many prompt tokens came from the prefix cache."""
     place: dict[int, int] = {}
     for index, prompt in enumerate(asked):
         key = core.handle.new_key()
@@ -124,7 +124,7 @@ def answers(
 
 
 def greedy(found: Finding) -> None:
-    """The section: each kind of model in each mode, twice, the second time out of the prefix cache."""
+    """Check each kind of model in each mode, twice, the second time with the prefix cache."""
     modes = {name: (options, "float32") for name, options in MODES.items()}
     if DRY:
         modes = {name: modes[name] for name in ("eager", "overlap, recomputed")}
@@ -166,8 +166,8 @@ def greedy_mode(found: Finding, name: str, folder: Path, reference: Any, options
 
 
 def count_replays(core: EngineCore) -> list[int]:
-    """One number, which counts the steps that run in graphs."""
-    graphs, count = core.executor._runner.graphs, [0]  # noqa: SLF001 -- whose replays are counted
+    """A list with one number, which counts the steps that run in graphs."""
+    graphs, count = core.executor._runner.graphs, [0]  # noqa: SLF001 -- to count their replays
     if graphs is not None:
         stage = graphs.stage
 
@@ -181,7 +181,7 @@ def count_replays(core: EngineCore) -> list[int]:
 
 
 def sampling(found: Finding) -> None:
-    """The section: every kind of parameter, a second time, and with overlap and graphs as without."""
+    """Check that every kind of parameter gives the same answers twice, and with overlap and graphs as without."""
     asked, max_tokens = make_prompts(), 5 if DRY else 48
     params = [SAMPLED[index % len(SAMPLED)] for index in range(len(asked))]
     names = ("eager", "overlap, recomputed") if DRY else ("eager", *list(MODES)[2:])
@@ -199,7 +199,7 @@ def sampling(found: Finding) -> None:
                 end(core)
             results[name] = first
             alike = sum(a == b for a, b in zip(first, second, strict=True))
-            # With overlap the company of a request, and so its last bits, depends on how fast the device is.
+            # With overlap, a request's neighbours, and so its last bits, depend on the speed of the device.
             enough = len(asked) - (name != "eager")
             problems = (errors + more)[:2]
             found.check(f"twice: {name}", alike >= enough and not problems, alike=alike, of=len(asked), errors=problems)
@@ -212,7 +212,7 @@ def sampling(found: Finding) -> None:
 
 
 def capture(found: Finding, options: dict, *, waits_always: bool = True) -> None:
-    """The section: a model that waits for the device runs right without graphs, or ends the start with the remedy."""
+    """Check that a model that waits for the device runs correctly without graphs, or that its start fails helpfully."""
     if DRY:
         found.check("there is nothing to capture on a CPU", True)
         return
@@ -232,7 +232,7 @@ def capture(found: Finding, options: dict, *, waits_always: bool = True) -> None
                 int(input_ids.sum())
             return plain(self, input_ids, *args)
 
-        RotaryLM.forward = waiting  # as modelling code with experts does
+        RotaryLM.forward = waiting  # like modelling code with experts
         if not waits_always:
             try:
                 make_core(folder, dtype="float32", max_model_len=256, max_num_seqs=16, **options)
@@ -253,18 +253,18 @@ def capture(found: Finding, options: dict, *, waits_always: bool = True) -> None
 
 
 def toolchain(found: Finding) -> None:
-    """The section: without a C compiler an engine starts by torch's operations, and says what to install."""
+    """Check that without a C compiler an engine uses torch's operations, and says what to install."""
     from rustvllm.kernels import tuning
 
     if DRY:
         found.check("the interpreter needs no compiler", tuning.why_no_toolchain() is None)
         return
     with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"PATH": folder, "CC": "", "TRITON_CACHE_DIR": folder}  # of this process alone
+        os.environ |= {"PATH": folder, "CC": "", "TRITON_CACHE_DIR": folder}  # only in this process
         reason = tuning.why_no_toolchain()
         checkpoint("llama", Path(folder))
         core = make_core(Path(folder), dtype="float32", **MODES["eager"])
-        name = core.executor._runner.backend.name  # noqa: SLF001 -- what was chosen
+        name = core.executor._runner.backend.name  # noqa: SLF001 -- the chosen backend
         _, errors, _ = answers(core, make_prompts()[:3], 5)
         end(core)
     found.check("it runs without a compiler", name == "torch" and not errors, reason=reason, attention=name)

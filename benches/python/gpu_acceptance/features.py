@@ -1,4 +1,4 @@
-"""What engines serve in addition to plain requests: drafts, adapters, grammars, quantised checkpoints."""
+"""Checks what engines support in addition to plain requests: drafts, adapters, grammars, quantized checkpoints."""
 
 import re
 import tempfile
@@ -18,7 +18,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "z
 
 
 def features(found: Finding) -> None:
-    """The section."""
+    """Check all features."""
     for name, run in (
         ("drafts", drafts), ("adapters", adapters), ("a grammar", grammar), ("a quantised checkpoint", quantised)
     ):  # fmt: skip
@@ -26,7 +26,7 @@ def features(found: Finding) -> None:
 
 
 class Engine:
-    """``LLM`` over a small checkpoint, in CUDA graphs where there are any, within a ``with``."""
+    """``LLM`` over a small checkpoint, with CUDA graphs if available; a context manager."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         given = GRAPHS | {"dtype": "float32", "device": DEVICE.type, "skip_tokenizer_init": True}
@@ -50,7 +50,7 @@ class Engine:
 
 
 def drafts(found: Finding, name: str) -> None:
-    """With drafts as without; few tokens are allowed, so that what comes out repeats itself."""
+    """Check that drafts change nothing; few tokens are allowed, so that outputs repeat themselves."""
     allowed = [3, 5, 8, 13, 21]
     rng = np.random.default_rng(5)
     asked = [rng.choice(allowed, length).tolist() for length in (9, 14, 20)]
@@ -67,7 +67,7 @@ def drafts(found: Finding, name: str) -> None:
 
 
 def adapters(found: Finding, name: str) -> None:
-    """Two adapters and the model itself in one batch, as peft merges them."""
+    """Check two adapters and the model itself in one batch against peft's merged models."""
     import peft_adapters
 
     asked = make_prompts()[:3]
@@ -88,7 +88,7 @@ def adapters(found: Finding, name: str) -> None:
 
 
 def grammar(found: Finding, name: str) -> None:
-    """Requests that obey an expression next to one that does not, over the model of the package."""
+    """Check requests that follow a regular expression next to one that does not, with the embedded model."""
     pattern = "(yes|no|perhaps)"
     limited = SamplingParams(temperature=0, max_tokens=16, structured_outputs=StructuredOutputsParams(regex=pattern))
     free = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -108,7 +108,7 @@ def grammar(found: Finding, name: str) -> None:
 
 
 def quantised(found: Finding, name: str) -> None:
-    """An AWQ folder, as transformers computes what its numbers stand for."""
+    """Check an AWQ folder against transformers with the dequantized weights."""
     import quantized_files
 
     asked, rng = make_prompts()[:4], np.random.default_rng(3)
@@ -119,11 +119,11 @@ def quantised(found: Finding, name: str) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         reference = checkpoint("llama", Path(folder)).cpu()
-        skip: Callable[[str], bool] = lambda layer: layer == "lm_head"  # noqa: E731 -- of one use
+        skip: Callable[[str], bool] = lambda layer: layer == "lm_head"  # noqa: E731 -- used once
         quantized_files.write_folder(Path(folder), reference, AWQ, make_layer, skip=skip)
         with Engine(Path(folder)) as engine:
             ids = engine.ids(asked)
             replays = engine.replays[0]
     worst, exact, total = regret(reference.to(DEVICE), asked, ids)
-    right = worst <= 5e-2 and (DRY or replays > 0)  # numbers of 16 bits have been rounded once more
+    right = worst <= 5e-2 and (DRY or replays > 0)  # 16-bit numbers are rounded once more
     found.check(name, right, worst_regret=worst, exact=f"{exact} of {total}", replays=replays)

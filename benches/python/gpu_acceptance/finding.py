@@ -1,4 +1,4 @@
-"""What a section has found so far, kept in a file after every check: a section that is ended early loses none."""
+"""Keeps a section's results in a file, written after every check, so that a section that is ended early loses none."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 DRY = "--dry-run" in sys.argv
-"""Tiny shapes on the CPU, kernels in Triton's interpreter."""
+"""Whether to use tiny shapes on the CPU, with kernels in Triton's interpreter."""
 DEVICE = torch.device("cpu") if DRY else torch.device("cuda", 0)
 ROOT = Path(__file__).resolve().parents[3]
 for _folder in ("tests/kernels", "tests/models", "tests/unit/worker", "tests"):  # ragged batches, small checkpoints
@@ -24,8 +24,8 @@ class Finding:
     """See the module.
 
     Args:
-        file: Where it is kept.
-        seconds: Until the section is ended.
+        file: The file for the results.
+        seconds: The time until the section is ended.
     """
 
     def __init__(self, file: Path, seconds: float) -> None:
@@ -35,32 +35,32 @@ class Finding:
 
     @property
     def left(self) -> float:
-        """Seconds that are left."""
+        """Seconds that remain."""
         return self._end - time.monotonic()
 
     def put(self, **facts: Any) -> None:
-        """Keep some facts."""
+        """Add facts."""
         self.facts |= facts
         self._save()
 
     def add(self, table: str, row: dict[str, Any]) -> None:
-        """Keep a row of a table."""
+        """Add a row to a table."""
         self.facts.setdefault(table, []).append(rounded(row))
         self._save()
 
     def check(self, name: str, ok: bool, **facts: Any) -> None:
-        """Keep what a check came to."""
+        """Add the result of a check."""
         self.facts["checks"][name] = {"ok": bool(ok)} | rounded(facts)
         self._save()
 
     def attempt(self, name: str, run: Callable[..., Any], *args: Any) -> Any:
-        """Run a part; one that raises is a check that failed, and the next one is run all the same."""
+        """Run a part; an error becomes a failed check, and the next part still runs."""
         if self.left < 5:
             self.check(name, False, error="no time was left")
             return None
         try:
             return run(self, *args)
-        except Exception as error:  # noqa: BLE001 -- whatever it is, it is what was found
+        except Exception as error:  # noqa: BLE001 -- any error is a result
             places = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)[-3:]]
             self.check(name, False, error=f"{type(error).__name__}: {error}"[:300], at=places)
             return None
@@ -72,7 +72,7 @@ class Finding:
 
 
 def rounded(facts: Any) -> Any:
-    """The same with four digits of each number."""
+    """The facts with each number rounded to four digits."""
     if isinstance(facts, dict):
         return {key: rounded(value) for key, value in facts.items()}
     if isinstance(facts, float) and math.isfinite(facts):
@@ -87,7 +87,7 @@ def synchronize() -> None:
 
 
 def replayed(run: Callable[[], Any]) -> Callable[[], Any]:
-    """A run, warm, as the replay of a CUDA graph, which costs the host next to nothing."""
+    """Turn a function, warmed up, into the replay of a CUDA graph, which costs the host next to nothing."""
     run()
     synchronize()
     if DRY:
@@ -99,7 +99,7 @@ def replayed(run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def device_seconds(run: Callable[[], Any], repeats: int = 20) -> float:
-    """Median seconds of a warm run on the device, which is busy until the host has launched all of it."""
+    """Median seconds of a warm run on the device, which is kept busy until the host has launched all of it."""
     seconds = []
     for _ in range(2 if DRY else repeats):
         if DRY:
@@ -108,7 +108,7 @@ def device_seconds(run: Callable[[], Any], repeats: int = 20) -> float:
             seconds.append(time.perf_counter() - began)
             continue
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(400_000)  # noqa: SLF001 -- torch has no other
+        torch.cuda._sleep(400_000)  # noqa: SLF001 -- there is no public function
         begin.record()
         run()
         end.record()
@@ -118,7 +118,7 @@ def device_seconds(run: Callable[[], Any], repeats: int = 20) -> float:
 
 
 def rulers() -> dict[str, float]:
-    """What the device can do: GB/s of copying (both ways counted) and of reading, TFLOP/s of a large product."""
+    """The device's rates: GB/s of copying (both ways counted) and of reading, TFLOP/s of a large product."""
     numbers = torch.randn(1 << (14 if DRY else 29), device=DEVICE)
     target = torch.empty_like(numbers)
     side = 64 if DRY else 8192

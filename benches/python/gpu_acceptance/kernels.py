@@ -1,4 +1,6 @@
-"""Every kernel against its reference: attention, what comes before it, layers, the sampler's at a real vocabulary."""
+"""Checks every kernel against its reference: attention, what comes before it, layers, the sampler's with a real
+vocabulary.
+"""
 
 from typing import Any
 
@@ -26,7 +28,7 @@ from rustvllm.sample.random import counter_uniform
 MIXED = [(0, 700), (1500, 1), (3000, 33), (40, 1), (0, 1), (900, 1)]
 DECODES = [(20000, 1), (7, 1), (511, 1), (0, 1)]
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
-# requests as (computed, new) tokens, heads, KV heads, features, dtype, block size, eight-bit cache, options
+# requests as (computed, new) tokens, heads, KV heads, features, dtype, block size, 8-bit cache, options
 ATTENTION = {
     "heads of 128": (MIXED, 32, 8, 128, BF16, 16, False, {}),
     "long decodes in parts": (DECODES, 32, 8, 128, BF16, 16, False, {}),
@@ -46,11 +48,11 @@ DRY_ATTENTION = {
     "eight-bit cache, a window": ([(0, 7), (20, 1)], 2, 1, 16, FP16, 4, True, {"sliding_window": 9, "soft_cap": 5.0}),
 }
 LIMITS = {FP32: 1e-4, FP16: 3e-3, BF16: 1.2e-2}
-"""Of the norm of the difference over that of what is expected."""
+"""Limits of the norm of the difference over the norm of the expected values."""
 
 
 def kernels(found: Finding) -> None:
-    """The section."""
+    """Check all kernels."""
     for seed, (name, case) in enumerate((DRY_ATTENTION if DRY else ATTENTION).items()):
         found.attempt(f"attention: {name}", attention, name, seed, *case)
     found.attempt("a captured plan", captured_plan)
@@ -67,7 +69,7 @@ def kernels(found: Finding) -> None:
 
 
 def distance(out: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of two tensors, relative; infinite if one holds NaN."""
+    """The relative distance of two tensors; infinite if one contains NaN."""
     if not bool(out.isfinite().all()):
         return float("inf")
     return float((out.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30))
@@ -93,11 +95,11 @@ def attention(found: Finding, name: str, seed: int, *case: Any) -> None:
 
 
 QUANTISED = ((4, "point", 128), (4, "middle", 32), (4, "minimum", 32), (8, "middle", 32), (8, "minimum", 16))
-"""Bits, what numbers are counted from, group: AWQ, Q4_0, Q4_K, Q8_0, and Q6_K in a layer with others."""
+"""Bits, kind of zeros, group size: AWQ, Q4_0, Q4_K, Q8_0, and Q6_K in a layer with others."""
 
 
 def quantised(found: Finding, dtype: torch.dtype) -> None:
-    """Products with weights of 4 and 8 bits, of few rows, which are split, and of many; and the unpacked weight."""
+    """Check products with weights of 4 and 8 bits, for few rows, which are split, and many; and the unpacked weight."""
     shape = (48, 256) if DRY else (4096, 4096)
     generator = torch.Generator().manual_seed(11)
     for bits, zeros, group in QUANTISED:
@@ -121,7 +123,7 @@ def quantised(found: Finding, dtype: torch.dtype) -> None:
 
 
 def captured_plan(found: Finding) -> None:
-    """One plan over memory that stays, replayed for batches of other lengths, with rows of padding."""
+    """Check one plan over fixed memory, replayed for batches of other lengths, with padding rows."""
     from ragged import make_step
 
     rows, heads, kv_heads, head_dim, dtype = (3, 2, 1, 16, FP32) if DRY else (8, 32, 8, 128, BF16)
@@ -168,7 +170,7 @@ def captured_plan(found: Finding) -> None:
 
 
 def large_cache(found: Finding) -> None:
-    """The last blocks of a cache whose numbers lie beyond what 32 bits count."""
+    """Check the last blocks of a cache with more numbers than 32 bits can count."""
     from ragged import make_step
 
     step = make_step([(0, 200), (300, 1), (128, 40)], 16, 8, 128, block_size=16, dtype=BF16, device=DEVICE, seed=5)
@@ -191,7 +193,7 @@ def large_cache(found: Finding) -> None:
 
 
 def layers(found: Finding, dtype: torch.dtype) -> None:
-    """Norms, activations, rotary positions, and products whose rows have the same bits in any batch."""
+    """Check norms, activations, rotary positions, and products whose rows have the same bits in any batch."""
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=DEVICE).to(dtype)
@@ -226,7 +228,7 @@ def layers(found: Finding, dtype: torch.dtype) -> None:
 
 
 def turned_and_written(found: Finding, dtype: torch.dtype) -> None:
-    """The one kernel between projection and attention, with and without norms of heads, in both kinds of cache."""
+    """Check the kernel between projection and attention, with and without head norms, for both kinds of cache."""
     from rustvllm.kernels.rotary_write import rotary_write
 
     heads, kv_heads, head_dim, tokens = (4, 2, 16, 5) if DRY else (32, 8, 128, 300)
@@ -270,7 +272,7 @@ def truncated(found: Finding) -> None:
 
 
 def verified(found: Finding) -> None:
-    """Of 64 requests with up to 7 drafts of two ids each, some of them without any token."""
+    """Check 64 requests with up to 7 drafts out of two ids each; some of them have no token."""
     counts = torch.randint(0, 9, (64,))
     starts = torch.cat((torch.zeros(1), counts.cumsum(0))).to(torch.int32).to(DEVICE)
     both = torch.randint(0, 2, (2, int(starts[-1])), dtype=torch.int32, device=DEVICE)
@@ -304,7 +306,7 @@ def draws(found: Finding) -> None:
 
 
 def chosen(found: Finding, logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> None:
-    """What a graph leaves, replayed, is what is drawn without one; every third row takes its largest logit."""
+    """Check that a replayed graph chooses what is drawn without one; every third row takes its largest logit."""
     rows = logits.shape[0]
     temperatures = 0.8 + 0.01 * torch.arange(rows, device=DEVICE)
     temperatures[::3] = 0.0

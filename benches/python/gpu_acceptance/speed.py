@@ -1,4 +1,6 @@
-"""How fast a step is next to what it must read: a 0.6B model with random weights; then sampler and attention alone."""
+"""Measures how fast a step is compared with reading what it must read, with a 0.6B model of random weights; then
+sampler and attention alone.
+"""
 
 import itertools
 import json
@@ -41,10 +43,10 @@ _seeds = itertools.count(1 << 20)
 
 
 class Times:
-    """Of each step the host's, and on the compute stream when inputs were there and when samples were."""
+    """The host time of each step, and on the compute stream when its inputs and its samples were there."""
 
     def __init__(self, core: Any) -> None:
-        self.core, self.runner = core, core.executor._runner  # noqa: SLF001 -- whose launches are timed
+        self.core, self.runner = core, core.executor._runner  # noqa: SLF001 -- to time its launches
         self.steps: list[dict[str, Any]] = []
         self.phase = ""
 
@@ -77,7 +79,7 @@ class Times:
         del self.runner.execute_model, self.runner.sample_tokens, self.runner.input_batch.write_block_table
 
     def figures(self, phase: str, chosen: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, float]:
-        """Medians over the steps of a phase, but for its first two."""
+        """Medians over the steps of a phase, except its first two."""
         done = [step for step in self.steps if "ended" in step]
         pairs = [(a, b) for a, b in itertools.pairwise(done) if a["phase"] == b["phase"] == phase and chosen(a)]
         pairs = [pair for pair in pairs if chosen(pair[1])][2:]
@@ -109,7 +111,7 @@ def _between(begin: Any, end_: Any) -> float:
 
 
 def perf(found: Finding) -> None:
-    """The section: a start, decodes, drawn decodes, prompts, prompts next to decodes, kernels of a step."""
+    """Measure a start, decodes, random decodes, prompts, prompts next to decodes, and the kernels of a step."""
     ruler = rulers()
     found.put(rulers=ruler)
     if not DRY:
@@ -122,7 +124,7 @@ def perf(found: Finding) -> None:
             options |= {"dtype": "float32", "max_model_len": 512, "num_gpu_blocks_override": 200, "max_num_seqs": 8}
         core = make_core(Path(folder), async_scheduling=True, **options)
     try:
-        runner = core.executor._runner  # noqa: SLF001 -- what was chosen
+        runner = core.executor._runner  # noqa: SLF001 -- to read what was chosen
         start = {"phases_s": core.startup_phases, "num_blocks": core.num_blocks, "attention": runner.backend.name}
         if not DRY:
             free, total = torch.cuda.mem_get_info()
@@ -145,7 +147,7 @@ def perf(found: Finding) -> None:
 
 
 def _fill_on_device(model: torch.nn.Module, _seed: int, filled: Callable[[Any], Any] = lambda _: None) -> None:
-    """Random weights, without a detour over the host."""
+    """Make random weights directly on the device."""
     for name, parameter in model.named_parameters():
         is_norm = parameter.dim() < 2
         parameter.normal_(std=0.05 if is_norm or "embed" in name else 1.5 * parameter.shape[-1] ** -0.5)
@@ -164,7 +166,7 @@ def _prompt(seed: int, length: int) -> list[int]:
 
 
 class Batch:
-    """Requests that decode together, and end with the block."""
+    """Requests that decode together, and end with the context."""
 
     def __init__(self, core: Any, times: Times, batch: int, context: int, max_tokens: int, **params: Any) -> None:
         self._core, self._ids = core, []
@@ -189,7 +191,7 @@ class Batch:
 
 
 def decode(found: Finding, core: Any, batch: int, context: int, ruler: dict[str, float]) -> None:
-    runner = core.executor._runner  # noqa: SLF001 -- its graphs are switched off for a while
+    runner = core.executor._runner  # noqa: SLF001 -- to switch its graphs off for a while
     graphs = runner.graphs
     with Times(core) as times, Batch(core, times, batch, context, sum(PHASES.values()) + 40):
         try:
@@ -228,7 +230,7 @@ def drawn_decode(found: Finding, core: Any, batch: int) -> None:
 
 
 def prompts(found: Finding, core: Any, count: int, length: int, ruler: dict[str, float]) -> None:
-    """New prompts, each read to its end; the first round warms up."""
+    """Measure new prompts, each read to its end; the first round warms up."""
     for _ in range(2):
         with Times(core) as times:
             began = time.perf_counter()
@@ -253,7 +255,7 @@ def prompts(found: Finding, core: Any, count: int, length: int, ruler: dict[str,
 
 
 def mixed(found: Finding, core: Any, batch: int, length: int) -> None:
-    """Decodes next to which every step reads a new prompt: most steps of a busy server."""
+    """Measure decodes while every step also reads a new prompt, like most steps of a busy server."""
     with Times(core) as times, Batch(core, times, batch, 20 if DRY else 256, 80):
         times.phase = "decode"
         for _ in range(10):
@@ -270,7 +272,7 @@ def mixed(found: Finding, core: Any, batch: int, length: int) -> None:
 
 
 def profiled(found: Finding, core: Any, batch: int) -> None:
-    """Kernels of a decode step, by torch's profiler, which slows what comes after it."""
+    """List the kernels of a decode step with torch's profiler, which slows down everything after it."""
     with Times(core) as times, Batch(core, times, batch, DECODES[0][1], 60):
         synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
@@ -286,7 +288,7 @@ def profiled(found: Finding, core: Any, batch: int) -> None:
 
 
 def micro(found: Finding) -> None:
-    """The section: what a step spends most time in, alone, as replays of graphs."""
+    """Measure the largest parts of a step alone, as replays of graphs."""
     ruler = rulers()
     found.put(rulers=ruler)
     found.attempt("sampler", _sampler)
@@ -314,7 +316,7 @@ def _sampler(found: Finding) -> None:
 
 
 def _decode_attention(found: Finding, ruler: dict[str, float]) -> None:
-    """Over so many layers' caches that none is in the processor's own."""
+    """Measure over the caches of so many layers that the processor's own cache has none of them."""
     cases: list[tuple[list[int], int, int, int]] = [([40], 4, 2, 16)]
     if not DRY:
         alike = [[1024], [16384], [1024] * 8, [1024] * 40, [1024] * 64, [1024] * 256, [256] * 63 + [16384]]
@@ -347,7 +349,7 @@ def _decode_attention(found: Finding, ruler: dict[str, float]) -> None:
 
 
 def _varlen(query: Any, caches: list[Any], table: Any, seq_lens: Any, num_layers: int) -> dict[str, Any]:
-    """Torch's own attention over the same cache, where it takes block tables."""
+    """Measure torch's own attention over the same cache, if it takes block tables."""
     if DRY:
         return {}
     try:
@@ -364,7 +366,7 @@ def _varlen(query: Any, caches: list[Any], table: Any, seq_lens: Any, num_layers
                 )  # fmt: skip
 
         return {"varlen_us": 1e6 * device_seconds(replayed(run), 10) / num_layers}
-    except Exception as error:  # noqa: BLE001 -- another torch has another rule
+    except Exception as error:  # noqa: BLE001 -- other versions of torch have other rules
         return {"varlen": f"{type(error).__name__}: {error}"[:120]}
 
 
