@@ -47,10 +47,10 @@ class StructuralTag:
         value = parse(value)
         structures = _list(value, "structures")
         if len(structures) > MAX_STRUCTURES:
-            raise ValueError(f"structural_tag has {len(structures)} structures, at most {MAX_STRUCTURES} are possible")
+            raise ValueError(f"structural_tag has {len(structures)} structures; the limit is {MAX_STRUCTURES}")
         triggers = tuple(_text("a trigger", trigger) for trigger in _list(value, "triggers"))
         if len(triggers) > MAX_STRUCTURES:
-            raise ValueError(f"structural_tag has {len(triggers)} triggers, at most {MAX_STRUCTURES} are possible")
+            raise ValueError(f"structural_tag has {len(triggers)} triggers; the limit is {MAX_STRUCTURES}")
         tag = cls(tuple(_structure(structure) for structure in structures), triggers)
         for structure in tag.structures:
             if not structure.begin.startswith(triggers):
@@ -102,7 +102,7 @@ def parse(value: object) -> Mapping[str, Any]:
     """
     if isinstance(value, str):
         if len(value) > MAX_CHARS:
-            raise ValueError(f"structural_tag has {len(value)} characters, at most {MAX_CHARS} are possible")
+            raise ValueError(f"structural_tag has {len(value)} characters; the limit is {MAX_CHARS}")
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:

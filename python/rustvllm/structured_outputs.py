@@ -139,9 +139,7 @@ class StructuredOutputsParams:
         if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
             raise self._wrong("choice", "a list of one or more texts", choices)
         if len(choices) > MAX_CHOICES:
-            raise InvalidRequestError(
-                f"choice has {len(choices)} texts, at most {MAX_CHOICES} are possible", self.param
-            )
+            raise InvalidRequestError(f"choice has {len(choices)} texts; the limit is {MAX_CHOICES}", self.param)
         for text in choices:
             if not isinstance(text, str) or not text:
                 raise self._wrong("choice", "a list of texts that are not empty", text)

@@ -135,7 +135,7 @@ def test_overlapping_steps_have_drafts_that_only_the_worker_knows():
     assert (first.total_num_scheduled_tokens, second.total_num_scheduled_tokens) == (3, 3)
     assert arrays["input_ids"][:3].tolist() == [-1, -1, -1], "the last sampled token, then its drafts"
     assert second.debug_view()["scheduled_spec_decode_tokens"] == {"a": [-1, -1]}
-    with pytest.raises(SchedulerStateError, match="drafts have 1 columns, at most 0 are possible"):
+    with pytest.raises(SchedulerStateError, match="drafts have 1 columns; the limit is 0"):
         scheduler.update_from_output(first, tokens(first), np.zeros((1, 1), np.int32))
     scheduler.update_from_output(first, tokens(first, 30))
     scheduler.check_invariants()

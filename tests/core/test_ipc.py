@@ -250,7 +250,7 @@ def test_a_process_of_another_user_is_turned_away(engine: StepThread) -> None:
 
 
 def test_places_where_no_engine_can_listen(engine: StepThread, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at most 107"):
+    with pytest.raises(ValueError, match="the limit is 107"):
         _core.EngineServer(engine.handle, tmp_path / ("x" * 120) / "s")
     public = tmp_path / "public"
     public.mkdir(mode=0o755)

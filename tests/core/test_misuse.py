@@ -63,7 +63,7 @@ def test_sampled_ids_of_the_wrong_form(engine, sampled, error, message):
 @pytest.mark.parametrize(
     ("drafts", "error", "message"),
     [
-        (np.zeros((3, 1), np.int32), SchedulerStateError, "drafts have 1 columns, at most 0 are possible"),
+        (np.zeros((3, 1), np.int32), SchedulerStateError, "drafts have 1 columns; the limit is 0"),
         (np.zeros((2, 1), np.int32), SchedulerStateError, "must have 3 rows"),
         (np.zeros((3, 1), np.int64), TypeError, "draft_token_ids must be an array of dtype int32"),
         (np.zeros((3, 1, 1), np.int32), ValueError, "draft_token_ids must have 1 or 2 dimensions"),
@@ -81,7 +81,7 @@ def test_more_drafts_than_there_may_be():
     scheduler = make_scheduler(num_speculative_tokens=2)
     scheduler.add_request("a", [1, 2, 3], max_tokens=3)
     output = scheduler.schedule()
-    with pytest.raises(SchedulerStateError, match="drafts have 3 columns, at most 2 are possible"):
+    with pytest.raises(SchedulerStateError, match="drafts have 3 columns; the limit is 2"):
         scheduler.update_from_output(output, tokens(output), np.zeros((1, 3), np.int32))
     scheduler.check_invariants()
     assert scheduler.update_from_output(output, tokens(output), np.zeros((1, 2), np.int32)) == 0

@@ -314,7 +314,7 @@ def test_a_class_that_is_none_is_refused(given, message):
         ({"logit_bias": {10**6: 1}}, "logit_bias", "1000000, which is not in the vocabulary"),
         ({"allowed_token_ids": [1, 10**6]}, "allowed_token_ids", "1000000, which is not in the vocabulary"),
         ({"bad_words": ["x" * 500]}, "bad_words", "it must have 1 to 128"),
-        ({"bad_words": [f"{i}z" for i in range(2100)]}, "bad_words", "at most 4096 are possible"),
+        ({"bad_words": [f"{i}z" for i in range(2100)]}, "bad_words", "the limit is 4096"),
         ({"allowed_token_ids": [261], "bad_words": ["a"]}, "bad_words", "exclude all 1 allowed_token_ids"),
         (
             {"allowed_token_ids": [261], "stop_token_ids": [261], "min_tokens": 2},

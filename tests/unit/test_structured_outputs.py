@@ -20,7 +20,7 @@ WRONG = [
     ({"choice": []}, "a list of one or more texts"),
     ({"choice": "yes"}, "a list of one or more texts, got 'yes'"),
     ({"choice": ["a", ""]}, "texts that are not empty, got ''"),
-    ({"choice": ["a"] * 50_001}, "choice has 50001 texts, at most 50000"),
+    ({"choice": ["a"] * 50_001}, "choice has 50001 texts; the limit is 50000"),
     ({"json_object": False}, "json_object of structured_outputs must be true, got False"),
     ({"json": {}, "whitespace_pattern": ""}, "whitespace_pattern of structured_outputs must be a text"),
     ({"json": {}, "disable_any_whitespace": 1}, "disable_any_whitespace of structured_outputs must be true or false"),
@@ -36,7 +36,7 @@ WRONG = [
         "a trigger of a structural_tag must be a string of 1 to 1024 characters",
     ),
     ({"structural_tag": tag_of(schema="{}")}, "the schema of a structure must be an object or a boolean, got '{}'"),
-    ({"structural_tag": {**tag_of(), "triggers": ["<f"] * 1025}}, "has 1025 triggers, at most 1024 are possible"),
+    ({"structural_tag": {**tag_of(), "triggers": ["<f"] * 1025}}, "has 1025 triggers; the limit is 1024"),
 ]
 
 

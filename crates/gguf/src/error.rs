@@ -22,7 +22,7 @@ pub enum GgufError {
     #[error("has GGUF version {0}; versions 2 and 3 are read: convert it again with a newer converter")]
     Version(u32),
     /// More than there is, or more than is read.
-    #[error("{what} announces {count}, but at most {most} are read")]
+    #[error("{what} announces {count}, but the limit is {most}")]
     Count {
         /// Whose count.
         what: String,

@@ -26,7 +26,7 @@ pub enum GrammarError {
         value: String,
     },
     /// Too much to compile.
-    #[error("the {what} has {got} {unit}, but at most {limit} are possible")]
+    #[error("the {what} has {got} {unit}; the limit is {limit}")]
     TooLarge {
         /// Of which part.
         what: &'static str,
@@ -39,8 +39,8 @@ pub enum GrammarError {
     },
     /// Objects that are too large to compile.
     #[error(
-        "the objects of this schema have {got} properties, but at most {MAX_PROPERTIES} are possible in one, fewer in each \
-         of several, and {MAX_DISTINCT_PROPERTIES} names in all"
+        "the objects of this schema have {got} properties; the limit is {MAX_PROPERTIES} in one object, fewer in each of \
+         several, and {MAX_DISTINCT_PROPERTIES} different names in all"
     )]
     TooManyProperties {
         /// Given.

@@ -492,7 +492,7 @@ mod tests {
             |num_within: usize| json!({"items": {"anyOf": vec![json!({"type": "null"}); num_within - 2]}});
         check_schema(&with(MAX_SUBSCHEMAS)).expect("as many as are possible");
         let error = check_schema(&with(MAX_SUBSCHEMAS + 1)).expect_err("one more");
-        assert_eq!(error.to_string(), "the schema has 10001 schemas in it, but at most 10000 are possible");
+        assert_eq!(error.to_string(), "the schema has 10001 schemas in it; the limit is 10000");
 
         let tools = [("a", with(MAX_SUBSCHEMAS / 2)), ("b", with(MAX_SUBSCHEMAS / 2)), ("c", json!({}))];
         let check = |count| {
@@ -502,7 +502,7 @@ mod tests {
         check(2).expect("together as many as are possible");
         let error = check(3).expect_err("one more");
         assert!(error.contains("tool \"c\""), "{error}");
-        assert!(error.contains("list of tools has 10001 schemas in it, but at most 10000"), "{error}");
+        assert!(error.contains("list of tools has 10001 schemas in it; the limit is 10000"), "{error}");
     }
 
     #[test]

@@ -114,10 +114,10 @@ fn what_is_too_much_is_refused_in_bounded_time() {
 #[test]
 fn sizes_are_bounded_before_anything_is_read() {
     let large = " ".repeat((1 << 20) + 1);
-    assert!(refused(GrammarKind::JsonSchema, &large).to_string().contains("at most 1048576"));
-    assert!(refused(GrammarKind::Regex, &large[..=64 << 10]).to_string().contains("at most 65536"));
+    assert!(refused(GrammarKind::JsonSchema, &large).to_string().contains("the limit is 1048576"));
+    assert!(refused(GrammarKind::Regex, &large[..=64 << 10]).to_string().contains("the limit is 65536"));
     let many = serde_json::to_string(&vec!["a"; 50_001]).expect("JSON");
-    assert!(refused(GrammarKind::Choice, &many).to_string().contains("at most 50000"));
+    assert!(refused(GrammarKind::Choice, &many).to_string().contains("the limit is 50000"));
 }
 
 #[test]

@@ -360,7 +360,7 @@ mod tests {
     fn a_path_that_does_not_fit_says_so() {
         let path = std::env::temp_dir().join("x".repeat(120)).join("s");
         let error = Listener::unix(&path).expect_err("too long");
-        assert!(error.to_string().contains("at most 107"), "{error}");
+        assert!(error.to_string().contains("the limit is 107"), "{error}");
         let error = Listener::unix(&scratch("absent").join("deeper").join("s")).expect_err("no parent");
         assert!(matches!(error, EndpointError::System { action: "make the directory", .. }), "{error}");
         let error = Listener::unix("name-alone".as_ref()).expect_err("no directory");

@@ -46,7 +46,7 @@ pub enum DecodeError {
     #[error("the extras of a request are wrong: {0}")]
     BadExtras(String),
     /// A frame larger than this side takes; nothing of it was read.
-    #[error("a frame of {num_bytes} bytes is announced, at most {limit} are taken")]
+    #[error("the other side announced a frame of {num_bytes} bytes; the limit is {limit}")]
     TooLarge {
         /// Announced.
         num_bytes: usize,
@@ -142,7 +142,7 @@ pub enum ConnectionError {
 #[derive(Debug, Error)]
 pub enum EndpointError {
     /// More than `sun_path` holds.
-    #[error("the socket path {} has {num_bytes} bytes, at most {limit} are possible; use a shorter directory", path.display())]
+    #[error("the socket path {} has {num_bytes} bytes; the limit is {limit}: use a shorter directory", path.display())]
     PathTooLong {
         /// The path.
         path: PathBuf,
@@ -268,7 +268,7 @@ pub enum ClientError {
         key: u64,
     },
     /// A request larger than the engine takes.
-    #[error("the request takes {num_bytes} bytes, the engine takes at most {limit}")]
+    #[error("the request has {num_bytes} bytes; the engine accepts at most {limit}")]
     RequestTooLarge {
         /// Encoded.
         num_bytes: usize,
@@ -276,7 +276,7 @@ pub enum ClientError {
         limit: usize,
     },
     /// A query longer than the engine takes.
-    #[error("the {what} of a query has {num_bytes} bytes, at most {limit} are taken")]
+    #[error("the {what} of a query has {num_bytes} bytes; the limit is {limit}")]
     QueryTooLarge {
         /// Its kind or its payload.
         what: &'static str,
@@ -298,7 +298,7 @@ pub enum ClientError {
         seconds: f64,
     },
     /// The engine does not take what was sent already.
-    #[error("{unsent} bytes wait to be taken by the engine, at most {limit} may; try again later")]
+    #[error("{unsent} bytes are waiting for the engine; the limit is {limit}: try again later")]
     Backlogged {
         /// Waiting.
         unsent: usize,

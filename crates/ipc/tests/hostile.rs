@@ -84,7 +84,7 @@ fn every_mistake_has_its_words() {
     let engine = Engine::start();
     let foreign = ipc::key_of(4711, 1);
     let cases: [(&str, Mistake); 6] = [
-        ("a frame of 4294967295 bytes is announced", |_| vec![0xff, 0xff, 0xff, 0xff, 2]),
+        ("announced a frame of 4294967295 bytes", |_| vec![0xff, 0xff, 0xff, 0xff, 2]),
         ("frame kind 0x63 is unknown", |_| vec![0, 0, 0, 0, 0x63]),
         ("closed within a frame: 7 of 15 bytes came", |_| vec![10, 0, 0, 0, 2, 1, 2]),
         ("the frame has 1 bytes too many", |_| vec![9, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0]),

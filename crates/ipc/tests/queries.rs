@@ -96,11 +96,11 @@ fn what_cannot_be_answered_says_why() {
         MAX_REPLY_BYTES
     );
     let message = failed(ask(|query| query.answer(Ok(vec![1; MAX_REPLY_BYTES + 1]))).expect_err("too long"));
-    assert_eq!(message, "the answer has 8388609 bytes, at most 8388608 are sent");
+    assert_eq!(message, "the answer has 8388609 bytes; the limit is 8388608");
     let error = client.query("what", &vec![0; MAX_QUERY_BYTES + 1], PATIENCE).expect_err("too long");
-    assert_eq!(error.to_string(), "the payload of a query has 65537 bytes, at most 65536 are taken");
+    assert_eq!(error.to_string(), "the payload of a query has 65537 bytes; the limit is 65536");
     let error = client.query(&"k".repeat(65), b"", PATIENCE).expect_err("too long");
-    assert_eq!(error.to_string(), "the kind of a query has 65 bytes, at most 64 are taken");
+    assert_eq!(error.to_string(), "the kind of a query has 65 bytes; the limit is 64");
 }
 
 #[test]
@@ -142,10 +142,7 @@ fn who_asks_for_too_much_is_refused_by_the_engine() {
     let Some(EngineMessage::Reply { id: 9, outcome: Err(message) }) = greedy.read() else {
         panic!("a refusal")
     };
-    assert!(
-        message.contains("8 queries of this client have no answer yet; at most 8 may be open"),
-        "{message}"
-    );
+    assert!(message.contains("8 queries of this client have no answer yet; the limit is 8"), "{message}");
     // Many such clients fill the whole queue; they leave, and the answers to their queries are dropped.
     let num_clients = MAX_WAITING_QUERIES / MAX_OPEN_QUERIES as usize;
     let crowd: Vec<RawClient> = (1..num_clients)

@@ -73,7 +73,7 @@ pub enum SchedulerError {
     },
     /// Drafts where there may be none, or not as many.
     #[error(
-        "drafts have {got} columns, at most {limit} are possible (num_speculative_tokens; 0 when steps overlap: the worker keeps its drafts)"
+        "drafts have {got} columns; the limit is {limit} (num_speculative_tokens, or 0 if steps overlap, because the worker then keeps its drafts)"
     )]
     TooManyDrafts {
         /// Given.

@@ -246,7 +246,7 @@ fn read_header(stream: &mut impl Read) -> io::Result<Option<(u8, usize)>> {
     let num_bytes = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
     if num_bytes > MAX_BYTES {
         return Err(io::Error::other(format!(
-            "a frame of {num_bytes} bytes was announced, at most {MAX_BYTES} are read"
+            "the other side announced a frame of {num_bytes} bytes; the limit is {MAX_BYTES}"
         )));
     }
     Ok(Some((header[4], num_bytes)))

@@ -111,9 +111,7 @@ impl EngineIo {
     pub(crate) fn ask(&self, client: &ServedClient, id: u64, kind: Box<str>, payload: Box<[u8]>) {
         let num_open = client.num_open_queries.get();
         let refusal = if num_open >= MAX_OPEN_QUERIES {
-            format!(
-                "{num_open} queries of this client have no answer yet; at most {MAX_OPEN_QUERIES} may be open"
-            )
+            format!("{num_open} queries of this client have no answer yet; the limit is {MAX_OPEN_QUERIES}")
         } else {
             client.num_open_queries.set(num_open + 1);
             let query = Query::new(client.index, id, kind, payload, self.answers.clone());

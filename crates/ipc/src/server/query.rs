@@ -69,7 +69,7 @@ impl Query {
         let Some(control) = self.control.take() else { return };
         let outcome = outcome.and_then(|answer| match answer.len() {
             0..=MAX_REPLY_BYTES => Ok(answer),
-            num_bytes => Err(format!("the answer has {num_bytes} bytes, at most {MAX_REPLY_BYTES} are sent")),
+            num_bytes => Err(format!("the answer has {num_bytes} bytes; the limit is {MAX_REPLY_BYTES}")),
         });
         // An error means that the server has stopped, which its clients know.
         let _ = control.send(Control::Reply(Reply { client_index: self.client_index, id: self.id, outcome }));

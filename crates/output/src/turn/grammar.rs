@@ -383,7 +383,7 @@ impl CallGrammar<'_> {
                 let limit = |keyword: &str| schema.get(keyword).and_then(Value::as_u64);
                 let (least, most) = (limit("minItems").unwrap_or(0), limit("maxItems"));
                 if most.is_some_and(|most| most < least) {
-                    return Err(self.refusal(tool, "a list of which no length is possible".to_owned()));
+                    return Err(self.refusal(tool, "a list whose maxItems is below its minItems".to_owned()));
                 }
                 let item = format!("{rule}_item");
                 let rest = least.saturating_sub(1);

@@ -46,7 +46,7 @@ pub enum AddRequestError {
         max_num_batched_tokens: u32,
     },
     /// More stop ids than a row can mask.
-    #[error("stop_token_ids has {got} entries, at most {MAX_STOP_TOKEN_IDS} are possible")]
+    #[error("stop_token_ids has {got} entries; the limit is {MAX_STOP_TOKEN_IDS}")]
     TooManyStopTokenIds {
         /// Given.
         got: usize,

@@ -220,7 +220,7 @@ pub enum SamplingExtrasError {
         got: usize,
     },
     /// More entries than the row allows.
-    #[error("{parameter} has {got} {entries}, at most {limit} are possible")]
+    #[error("{parameter} has {got} {entries}; the limit is {limit}")]
     TooManyEntries {
         /// The parameter's name.
         parameter: &'static str,
@@ -233,7 +233,7 @@ pub enum SamplingExtrasError {
     },
     /// More bytes than all lists may take.
     #[error(
-        "{} and extra_args take {got} bytes together, at most {MAX_SAMPLING_EXTRAS_BYTES} are possible",
+        "{} and extra_args take {got} bytes together; the limit is {MAX_SAMPLING_EXTRAS_BYTES}",
         list_names()
     )]
     TooLarge {
@@ -387,11 +387,14 @@ mod tests {
             (bias(3, f32::NAN), "logit_bias of token id 3 is NaN"),
             (bias(3, f32::INFINITY), "token id 3 is inf"),
             (ids(vec![4, -2]), "allowed_token_ids holds the token id -2"),
-            (ids(vec![0; MAX_LISTED_TOKENS + 1]), "allowed_token_ids has 524289 entries, at most 524288"),
+            (
+                ids(vec![0; MAX_LISTED_TOKENS + 1]),
+                "allowed_token_ids has 524289 entries; the limit is 524288",
+            ),
             (words(vec![vec![1], vec![2, -7]]), "bad_words holds the token id -7"),
             (words(vec![vec![]]), "bad_words has 0 tokens"),
             (words(vec![vec![1; MAX_WORD_TOKENS + 1]]), "has 129 tokens"),
-            (words(vec![vec![1]; 4097]), "bad_words has 4097 sequences of tokens, at most 4096"),
+            (words(vec![vec![1]; 4097]), "bad_words has 4097 sequences of tokens; the limit is 4096"),
             (("bad_words", TokenList::Ids(vec![])), "bad_words must hold words, got ids"),
         ];
         for ((name, list), expected) in wrong {
