@@ -149,7 +149,7 @@ class SimExecutor:
         num_blocks: int,  # noqa: ARG002 -- blocks of a simulated cache hold nothing
         buffer_spec: Sequence[tuple[str, str, tuple[int, ...]]],
         num_sets: int,
-        num_cpu_blocks: int = 0,  # noqa: ARG002 -- likewise
+        num_cpu_blocks: int = 0,  # noqa: ARG002 -- nor do swapped-out blocks
     ) -> list[dict[str, npt.NDArray[Any]]]:
         """Allocate the step buffers, in plain memory."""
         self._sets = [

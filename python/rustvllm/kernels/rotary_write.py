@@ -41,8 +41,8 @@ def rotary_write(
         kv_cache: ``[2, num_blocks, block_size, num_kv_heads, head_dim]``, contiguous; uint8 means e4m3.
         slot_mapping: int32 ``[num_tokens]`` or more.
         norm_weights: ``[head_dim]`` for queries and for keys, see ``norm.rms_norm``; None if heads are not normed.
-        eps: Of the norms.
-        weight_offset: Of the norms.
+        eps: Epsilon of the norms.
+        weight_offset: Weight offset of the norms, see ``norm.rms_norm``.
         is_by_head: Whether ``qkv`` has query, key and value of one head after the other; there are as many of each.
 
     Returns:

@@ -128,7 +128,7 @@ class LinearPacker:
         self._missing: dict[int, tuple[Linear, list[int]]] = {}
         self._to_measure: dict[Shape, list[Linear]] = {}
         self._to_tune: dict[tuple[Shape, int | None, str], list[Linear]] = {}  # with group and kind
-        self._others: deque[Linear] = deque()  # read by turns to push a weight out of the caches
+        self._others: deque[Linear] = deque()  # read in turn to push a weight out of the caches
         self._whole: WholeLayers | None = None
         self._as_stored: NarrowLayers | None = None
         self._packed: list[tuple[str, int, int]] = []  # kernels, bytes of copies, bytes of second copies
