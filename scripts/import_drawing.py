@@ -18,7 +18,7 @@ PAGE = REPOSITORY / "docs" / "architecture.md"
 BEGIN, END = "<!-- imports: begin -->", "<!-- imports: end -->"
 GROUND = "ground"
 """One node for the modules directly under the package, but for ``TOP``."""
-TOP = frozenset({"llm", "llm_prompts", "beam_search"})
+TOP = frozenset({"llm", "offline", "beam_search"})
 """``LLM`` and what it takes and gives, which stand at the top: one node, too."""
 
 

@@ -2,11 +2,9 @@
 
 import dataclasses
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rustvllm.beam_search import BeamSearchOutput, beam_search_outputs
 from rustvllm.config.engine_args import EngineArgs
@@ -14,38 +12,31 @@ from rustvllm.engine.llm_engine import LLMEngine
 from rustvllm.engine.request.core_request import EngineCoreRequest, engine_params
 from rustvllm.engine.request.default_params import default_sampling_params
 from rustvllm.engine.request.prompts import PromptType
-from rustvllm.exceptions import ConfigError, InvalidRequestError, QueueFullError, RequestFailedError
-from rustvllm.llm_prompts import (
-    AnyParams,
-    Messages,
-    Prompts,
-    as_conversations,
-    as_prompts,
-    as_prompts_of_ids,
-    check_chat_options,
-    check_no_media,
-    params_of_each,
-    priority_of_each,
-    with_tokenization,
-)
+from rustvllm.exceptions import ConfigError, InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.lora.request import LoRARequest, one_for_each
 from rustvllm.observe.inspect.description import describe_engine
 from rustvllm.observe.metrics.counters import Metric
 from rustvllm.observe.metrics.stat_logger import StatLoggerFactory
-from rustvllm.observe.prompt_progress import PromptProgress
 from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import note_command_line, note_configuration
 from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, program_name
+from rustvllm.offline.conversations import Conversations, Messages
+from rustvllm.offline.prompt_queue import PromptQueue
+from rustvllm.offline.prompts import (
+    AnyParams,
+    Prompts,
+    as_prompts,
+    as_prompts_of_ids,
+    check_no_media,
+    params_of_each,
+    priority_of_each,
+    with_tokenization,
+)
 from rustvllm.outputs import RequestOutput
 from rustvllm.parameter_checks import check_int
-from rustvllm.process.deferred_interrupt import DeferredInterrupt
-from rustvllm.process.one_caller import OneCaller
 from rustvllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from rustvllm.text.transformers_tokenizer import load_transformers_tokenizer
-
-if TYPE_CHECKING:
-    from rustvllm.text.chat_renderer import ChatRenderer
 
 logger = init_logger(__name__)
 
@@ -129,14 +120,9 @@ class LLM:
         self.llm_engine = LLMEngine(config, tracer, stat_loggers)
         for line in describe_engine(self.llm_engine.config, self.llm_engine.engine_core.num_blocks):
             logger.info("%s", line)
-        self._caller = OneCaller()
-        self._num_requests = 0
-        # Until the engine's queue has room for them.
-        self._waiting: deque[tuple[str, EngineCoreRequest]] = deque()
-        self.llm_engine.adapters_of_waiting = partial(_adapters_of, self._waiting)
-        self._enqueued: dict[str, RequestOutput | None] = {}  # what is to be waited for, with what has ended of it
+        self._queue = PromptQueue(self.llm_engine)
+        self._conversations = Conversations(self.llm_engine)
         self._tokenizer: Any = None
-        self._renderer: ChatRenderer | None = None
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -185,7 +171,7 @@ class LLM:
             RequestFailedError: The engine failed on some prompts; its ``outputs`` holds all of them.
             EngineDeadError: The engine was shut down or is broken.
         """
-        self._check_turn()
+        self._queue.check_turn()
         check_no_media(mm_processor_kwargs)
         if (prompts is None) == (prompt_token_ids is None):
             raise InvalidRequestError("give either prompts or prompt_token_ids, not both or neither", "prompt")
@@ -195,7 +181,7 @@ class LLM:
         requests = self._check(checked, sampling_params, priority)
         if lora_request is not None:
             requests = self._with_adapters(requests, lora_request)
-        return self._run(requests, use_tqdm)
+        return self._queue.run(requests, use_tqdm)
 
     def beam_search(
         self,
@@ -224,7 +210,7 @@ class LLM:
         """
         if not isinstance(params, BeamSearchParams):
             raise InvalidRequestError(f"params must be a BeamSearchParams, got {type(params).__name__}", "params")
-        self._check_turn()
+        self._queue.check_turn()
         requests, outputs = self._check(as_prompts(prompts), params, None), list[RequestOutput]()
         limit = max(1, len(requests)) if concurrency_limit is None else concurrency_limit
         check_int("concurrency_limit", limit, 1)
@@ -233,7 +219,7 @@ class LLM:
             some = requests[first : first + limit]
             if adapters is not None:
                 some = self._with_adapters(some, adapters[first : first + limit])
-            outputs += self._run(some, use_tqdm)
+            outputs += self._queue.run(some, use_tqdm)
         return beam_search_outputs(outputs, params, self.llm_engine.tokenizer, adapters)
 
     def enqueue(
@@ -265,7 +251,7 @@ class LLM:
             EngineDeadError: The engine was shut down or is broken.
         """
         self.llm_engine.engine_core.check_alive()
-        self._caller.check_thread()
+        self._queue.caller.check_thread()
         check_no_media(mm_processor_kwargs)
         checked = as_prompts(prompts)
         if tokenization_kwargs:
@@ -273,10 +259,7 @@ class LLM:
         requests = self._check(checked, sampling_params, priority)
         if lora_request is not None:
             requests = self._with_adapters(requests, lora_request)
-        ids = self._queue(requests)
-        self._enqueued.update(dict.fromkeys(ids))
-        self._feed()
-        return ids
+        return self._queue.enqueue(requests)
 
     def enqueue_chat(
         self,
@@ -293,7 +276,9 @@ class LLM:
             InvalidRequestError: A message, template or parameter is wrong; nothing was queued.
             TypeError: An option that :meth:`chat` does not have.
         """
-        return self.enqueue(self._chat_prompts(messages, **options), sampling_params, lora_request, priority, use_tqdm)
+        return self.enqueue(
+            self._conversations.prompts(messages, **options), sampling_params, lora_request, priority, use_tqdm
+        )
 
     def wait_for_completion(
         self, output_type: type[RequestOutput] | None = None, *, use_tqdm: bool | Callable[..., Any] = True
@@ -312,12 +297,10 @@ class LLM:
             RequestFailedError: The engine failed on some of them; its ``outputs`` holds all.
             EngineDeadError: The engine was shut down or is broken.
         """
-        self._check_turn()
+        self._queue.check_turn()
         if output_type not in (None, RequestOutput):
             raise TypeError(f"output_type must be RequestOutput or None, got {output_type!r}")
-        self._finish(sum(output is None for output in self._enqueued.values()), {}, use_tqdm)
-        outputs, self._enqueued = self._enqueued, {}
-        return _without_failures([output for output in outputs.values() if output is not None])
+        return self._queue.run_enqueued(use_tqdm)
 
     def chat(
         self,
@@ -360,7 +343,7 @@ class LLM:
             InvalidRequestError: A message, template or parameter is wrong.
             ValueError: There is no tokenizer.
         """
-        prompts = self._chat_prompts(
+        prompts = self._conversations.prompts(
             messages,
             chat_template=chat_template,
             chat_template_content_format=chat_template_content_format,
@@ -372,66 +355,6 @@ class LLM:
             mm_processor_kwargs=mm_processor_kwargs,
         )
         return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request)
-
-    def _chat_prompts(
-        self,
-        messages: Messages | Sequence[Messages],
-        *,
-        chat_template: str | None = None,
-        chat_template_content_format: str = "auto",
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        mm_processor_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[PromptType]:
-        """The prompts that the chat template makes of conversations."""
-        from rustvllm.server.endpoints.conversation import conversation_of
-        from rustvllm.text.chat_template import check_template_variables
-
-        check_no_media(mm_processor_kwargs)
-        check_chat_options(
-            chat_template=chat_template,
-            chat_template_content_format=chat_template_content_format,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            chat_template_kwargs=chat_template_kwargs,
-            tokenization_kwargs=tokenization_kwargs,
-        )
-        variables = chat_template_kwargs or {}
-        check_template_variables(variables)
-        own_template = chat_template or self.llm_engine.get_tokenizer().chat_template
-        renderer = self._chat_renderer(own_template)
-        conversations = [
-            conversation_of(conversation, renderer, chat_template_content_format)
-            for conversation in as_conversations(messages)
-        ]
-        options = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "tools": tools,
-            **variables,
-        }
-        # A model's own template writes its special tokens itself; the plain one leaves them to the tokenizer.
-        tokenization = {"add_special_tokens": not own_template, **(tokenization_kwargs or {})}
-        texts: list[PromptType] = []
-        for conversation in conversations:
-            texts.append(renderer.render_blocking(renderer.prepare(conversation, options)))
-            if not texts[-1]:
-                raise InvalidRequestError("the chat template renders the messages as an empty prompt", "messages")
-        return with_tokenization(texts, tokenization)
-
-    def _chat_renderer(self, template: str | None) -> "ChatRenderer":
-        """Renders ``template`` (None: the plain one); the last one is kept, with its processes."""
-        from rustvllm.text.chat_renderer import ChatRenderer
-        from rustvllm.text.chat_template import PLAIN_CHAT_TEMPLATE, special_tokens
-
-        template = template or PLAIN_CHAT_TEMPLATE
-        if self._renderer is None or self._renderer.template != template:
-            self._renderer = ChatRenderer(template, special_tokens(self.llm_engine.get_tokenizer()), "LLM.chat")
-        return self._renderer
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer as transformers loads it (``apply_chat_template``, ``get_vocab``, ``batch_decode`` …).
@@ -474,7 +397,7 @@ class LLM:
         Returns:
             Whether all was forgotten: not while blocks are in use.
         """
-        self._caller.check_thread()
+        self._queue.caller.check_thread()
         return self.llm_engine.engine_core.scheduler.reset_prefix_cache(preempt_running=reset_running_requests)
 
     def shutdown(self) -> None:
@@ -494,10 +417,6 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.shutdown()
-
-    def _check_turn(self) -> None:
-        self.llm_engine.engine_core.check_alive()
-        self._caller.check()
 
     def _check(
         self,
@@ -535,66 +454,3 @@ class LLM:
             dataclasses.replace(request, adapter=number, lora_request=adapter)
             for request, number, adapter in zip(requests, numbers, adapters, strict=True)
         ]
-
-    def _queue(self, requests: list[EngineCoreRequest]) -> list[str]:
-        """Number checked requests and let them wait for the engine; their ids."""
-        first = self._num_requests
-        self._num_requests += len(requests)
-        ids = [str(first + index) for index in range(len(requests))]
-        self._waiting.extend(zip(ids, requests, strict=True))
-        return ids
-
-    def _run(self, requests: list[EngineCoreRequest], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
-        """Run checked requests to their end."""
-        outputs: dict[str, RequestOutput | None] = dict.fromkeys(self._queue(requests))
-        self._finish(len(outputs), outputs, use_tqdm)
-        return _without_failures([output for output in outputs.values() if output is not None])
-
-    def _finish(
-        self, num_shown: int, outputs: dict[str, RequestOutput | None], use_tqdm: bool | Callable[..., Any]
-    ) -> None:
-        """Step until nothing is left to do; last outputs go to where their ids are, ``outputs`` or ``_enqueued``."""
-        with self._caller.run(), DeferredInterrupt() as interrupt, PromptProgress(num_shown, use_tqdm) as progress:
-            try:
-                while self._feed() or self.llm_engine.has_unfinished_requests():
-                    for output in self.llm_engine.step():
-                        if not output.finished:
-                            continue
-                        wanted = outputs if output.request_id in outputs else self._enqueued
-                        if output.request_id in wanted:
-                            wanted[output.request_id] = output
-                            if wanted is outputs or not outputs:
-                                progress.add(output)
-                    interrupt.check()
-            except BaseException:
-                self._waiting.clear()
-                self._enqueued.clear()
-                self.llm_engine.abort_all()
-                raise
-
-    def _feed(self) -> bool:
-        """Queue what the engine's queue has room for, since any number of prompts may be given; True if it was any."""
-        engine, waiting, fed = self.llm_engine, self._waiting, False
-        limit = engine.config.scheduler.max_num_queued_reqs
-        while waiting and engine.num_unfinished_samples() + waiting[0][1].params.num_samples <= limit:
-            try:
-                engine.add_request(*waiting[0])
-            except QueueFullError:  # max_num_queued_tokens: it is taken when those before it have begun
-                break
-            waiting.popleft()
-            fed = True
-        return fed
-
-
-def _adapters_of(waiting: Iterable[tuple[str, EngineCoreRequest]]) -> set[int]:
-    return {request.adapter for _, request in waiting}
-
-
-def _without_failures(outputs: list[RequestOutput]) -> list[RequestOutput]:
-    """The outputs; raises RequestFailedError, which has them, when the engine failed on some."""
-    failed = [output for output in outputs if output.error is not None]
-    if failed:
-        raise RequestFailedError(
-            f"the engine failed on {len(failed)} of {len(outputs)} prompts, first: {failed[0].error}", outputs
-        )
-    return outputs

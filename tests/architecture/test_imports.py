@@ -36,7 +36,7 @@ CORE_IMPORTERS = (
 VERSION_LOOKUP = "rustvllm"  # `__version__` comes from the core, which needs no torch
 # Programs that measure; the command line starts them, and nothing else imports them.
 MEASURING = ("rustvllm.cli.bench.kernel_bench", "rustvllm.cli.bench.transformers_generate")
-ENTRY_POINTS = ("rustvllm.batch", "rustvllm.cli", "rustvllm.llm", "rustvllm.server")
+ENTRY_POINTS = ("rustvllm.batch", "rustvllm.cli", "rustvllm.llm", "rustvllm.offline", "rustvllm.server")
 
 
 MAX_MODULES = 20

@@ -1,4 +1,4 @@
-"""Prompts and conversations in the shapes that callers of :class:`~rustvllm.llm.LLM` give them, as lists."""
+"""Prompts in the shapes that callers of :class:`~rustvllm.llm.LLM` give them, as lists."""
 
 import numbers
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,6 @@ from rustvllm.exceptions import InvalidRequestError
 from rustvllm.sampling_params import BeamSearchParams, SamplingParams
 
 Prompts = PromptType | Sequence[PromptType]
-Messages = Sequence[Mapping[str, Any]]
 AnyParams = SamplingParams | BeamSearchParams
 
 
@@ -104,51 +103,3 @@ def check_no_media(options: Mapping[str, Any] | None) -> None:
         raise InvalidRequestError(
             "mm_processor_kwargs is not supported: prompts can only be text", "mm_processor_kwargs"
         )
-
-
-def check_chat_options(
-    *,
-    chat_template: Any,
-    chat_template_content_format: Any,
-    add_generation_prompt: Any,
-    continue_final_message: Any,
-    tools: Any,
-    chat_template_kwargs: Any,
-    tokenization_kwargs: Any,
-) -> None:
-    """Refuse options of ``LLM.chat`` of the wrong type, as the server does: a template would make a prompt of them.
-
-    Raises:
-        InvalidRequestError: Names the option.
-    """
-    if not isinstance(chat_template, str | None):
-        raise InvalidRequestError(f"chat_template must be text, got {type(chat_template).__name__}", "chat_template")
-    if chat_template_content_format not in ("auto", "string", "openai"):
-        raise InvalidRequestError(
-            f"chat_template_content_format must be auto, string or openai, got {chat_template_content_format!r:.80}",
-            "chat_template_content_format",
-        )
-    flags = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise InvalidRequestError(f"{name} must be True or False, got {flag!r:.80}", name)
-    dicts = {"chat_template_kwargs": chat_template_kwargs, "tokenization_kwargs": tokenization_kwargs}
-    for name, given in dicts.items():
-        if not isinstance(given, Mapping | None):
-            raise InvalidRequestError(f"{name} must be a dict, got {type(given).__name__}", name)
-    if tools is None:
-        return
-    if isinstance(tools, str) or not isinstance(tools, Sequence):
-        raise InvalidRequestError(f"tools must be a list of dicts, got {type(tools).__name__}", "tools")
-    if not tools:
-        raise InvalidRequestError("tools must not be an empty list; leave it out instead", "tools")
-    for index, tool in enumerate(tools):
-        if not isinstance(tool, Mapping):
-            raise InvalidRequestError(f"tools[{index}] must be a dict, got {type(tool).__name__}", "tools")
-
-
-def as_conversations(messages: Any) -> list[Messages]:
-    """One conversation or several, as a list."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise InvalidRequestError("messages must be a non-empty list of messages, or a list of such lists", "messages")
-    return [messages] if isinstance(messages[0], Mapping) else list(messages)

@@ -1,0 +1,135 @@
+"""Conversations that ``LLM.chat`` takes, and the prompts that a chat template makes of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rustvllm.engine.llm_engine import LLMEngine
+from rustvllm.engine.request.prompts import PromptType
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.offline.prompts import check_no_media, with_tokenization
+
+if TYPE_CHECKING:
+    from rustvllm.text.chat_renderer import ChatRenderer
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Conversations:
+    """Makes prompts of conversations for one engine."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        self._renderer: ChatRenderer | None = None
+
+    def prompts(
+        self,
+        messages: Messages | Sequence[Messages],
+        *,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PromptType]:
+        """The prompts that the chat template makes of conversations; arguments as for ``LLM.chat``.
+
+        Raises:
+            InvalidRequestError: A message, template or option is wrong.
+            ValueError: There is no tokenizer.
+        """
+        from rustvllm.server.endpoints.conversation import conversation_of
+        from rustvllm.text.chat_template import check_template_variables
+
+        check_no_media(mm_processor_kwargs)
+        check_chat_options(
+            chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            tokenization_kwargs=tokenization_kwargs,
+        )
+        variables = chat_template_kwargs or {}
+        check_template_variables(variables)
+        own_template = chat_template or self._engine.get_tokenizer().chat_template
+        renderer = self._renderer_of(own_template)
+        conversations = [
+            conversation_of(conversation, renderer, chat_template_content_format)
+            for conversation in as_conversations(messages)
+        ]
+        options = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            **variables,
+        }
+        # A model's own template writes its special tokens itself; the plain one leaves them to the tokenizer.
+        tokenization = {"add_special_tokens": not own_template, **(tokenization_kwargs or {})}
+        texts: list[PromptType] = []
+        for conversation in conversations:
+            texts.append(renderer.render_blocking(renderer.prepare(conversation, options)))
+            if not texts[-1]:
+                raise InvalidRequestError("the chat template renders the messages as an empty prompt", "messages")
+        return with_tokenization(texts, tokenization)
+
+    def _renderer_of(self, template: str | None) -> "ChatRenderer":
+        """Renders ``template`` (None: the plain one); the last one is kept, with its processes."""
+        from rustvllm.text.chat_renderer import ChatRenderer
+        from rustvllm.text.chat_template import PLAIN_CHAT_TEMPLATE, special_tokens
+
+        template = template or PLAIN_CHAT_TEMPLATE
+        if self._renderer is None or self._renderer.template != template:
+            self._renderer = ChatRenderer(template, special_tokens(self._engine.get_tokenizer()), "LLM.chat")
+        return self._renderer
+
+
+def check_chat_options(
+    *,
+    chat_template: Any,
+    chat_template_content_format: Any,
+    add_generation_prompt: Any,
+    continue_final_message: Any,
+    tools: Any,
+    chat_template_kwargs: Any,
+    tokenization_kwargs: Any,
+) -> None:
+    """Refuse options of ``LLM.chat`` of the wrong type, as the server does: a template would make a prompt of them.
+
+    Raises:
+        InvalidRequestError: Names the option.
+    """
+    if not isinstance(chat_template, str | None):
+        raise InvalidRequestError(f"chat_template must be text, got {type(chat_template).__name__}", "chat_template")
+    if chat_template_content_format not in ("auto", "string", "openai"):
+        raise InvalidRequestError(
+            f"chat_template_content_format must be auto, string or openai, got {chat_template_content_format!r:.80}",
+            "chat_template_content_format",
+        )
+    flags = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise InvalidRequestError(f"{name} must be True or False, got {flag!r:.80}", name)
+    dicts = {"chat_template_kwargs": chat_template_kwargs, "tokenization_kwargs": tokenization_kwargs}
+    for name, given in dicts.items():
+        if not isinstance(given, Mapping | None):
+            raise InvalidRequestError(f"{name} must be a dict, got {type(given).__name__}", name)
+    if tools is None:
+        return
+    if isinstance(tools, str) or not isinstance(tools, Sequence):
+        raise InvalidRequestError(f"tools must be a list of dicts, got {type(tools).__name__}", "tools")
+    if not tools:
+        raise InvalidRequestError("tools must not be an empty list; leave it out instead", "tools")
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise InvalidRequestError(f"tools[{index}] must be a dict, got {type(tool).__name__}", "tools")
+
+
+def as_conversations(messages: Any) -> list[Messages]:
+    """One conversation or several, as a list."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise InvalidRequestError("messages must be a non-empty list of messages, or a list of such lists", "messages")
+    return [messages] if isinstance(messages[0], Mapping) else list(messages)
