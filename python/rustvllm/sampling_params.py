@@ -13,22 +13,20 @@ from enum import Enum
 from typing import Any, ClassVar, Final, Self
 
 from rustvllm import envs
+from rustvllm.beam_rules import MAX_BEAM_WIDTH, check_beams
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.parameter_checks import as_list, as_strings, check_int, check_number, is_number, is_valid_unicode, shown
+from rustvllm.list_checks import LIST_CHECKS, check_ids
+from rustvllm.parameter_checks import as_list, as_strings, check_int, check_number, shown
 from rustvllm.sampling_table import SAMPLING_LISTS, SAMPLING_NUMBERS, SamplingNumber
 from rustvllm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams  # noqa: PLC0414 -- its home in vLLM
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures under this mean greedy sampling."""
 MAX_TOKENS_LIMIT: Final = 2**31 - 1
-MAX_WORD_CHARS: Final = 1024
 MAX_EXTRA_ARGS_CHARS: Final = 1 << 20
 MAX_STOP_STRINGS: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 1024
 """As many as a step of the scheduler carries for one request."""
-MAX_BEAM_WIDTH: Final = 64
-MAX_BEAM_STOP_TOKEN_IDS: Final = 8
-"""Each makes the search look at another ``n`` candidates of each beam."""
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -58,9 +56,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, Callable[[Any], bool]]] = {
     "repetition_detection": lambda v: v is None,
 }
 """Parameters whose rules are checked below but which the engine cannot honour yet."""
-
-
-MAX_LENGTH_PENALTY: Final = 100.0
 
 
 def _default(name: str) -> Any:
@@ -215,7 +210,7 @@ class SamplingParams:
         self._check_token_rules()
         self._check_processors()
         self._check_structured_outputs()
-        self._check_beams()
+        check_beams(self)
         for name, is_neutral in NOT_SUPPORTED_YET.items():
             if not is_neutral(getattr(self, name)):
                 raise InvalidRequestError(f"{name} is not supported yet (got {shown(getattr(self, name))})", name)
@@ -327,7 +322,7 @@ class SamplingParams:
                 "stop",
             )
         if not _is_empty(self.stop_token_ids):
-            _check_ids("stop_token_ids", self.stop_token_ids)
+            check_ids("stop_token_ids", self.stop_token_ids)
 
     def _check_logprobs(self) -> None:
         if self.logprobs is not None:
@@ -344,7 +339,7 @@ class SamplingParams:
     def _check_token_rules(self) -> None:
         for name, row in SAMPLING_LISTS.items():
             if (entries := getattr(self, name)) is not None:
-                _CHECKS[row.kind](name, entries)
+                LIST_CHECKS[row.kind](name, entries)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError("allowed_token_ids must not be empty", "allowed_token_ids")
 
@@ -365,50 +360,6 @@ class SamplingParams:
             raise InvalidRequestError(
                 "structured_outputs applies to text, so it needs detokenize=True", "structured_outputs"
             )
-
-    def _check_beams(self) -> None:
-        if not self.use_beam_search:
-            if self.length_penalty != 1:
-                raise InvalidRequestError(
-                    "only beam search uses length_penalty: set use_beam_search, or leave length_penalty at 1 (got "
-                    f"{self.length_penalty:g})",
-                    "length_penalty",
-                )
-            return
-        check_int("n", self.n, 1, MAX_BEAM_WIDTH)
-        if not -MAX_LENGTH_PENALTY <= self.length_penalty <= MAX_LENGTH_PENALTY:
-            raise InvalidRequestError(
-                f"length_penalty must be from -{MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}, got "
-                f"{self.length_penalty:g}",
-                "length_penalty",
-            )
-        if not self.is_greedy and self.temperature != 1:
-            raise InvalidRequestError(
-                f"temperature must be 0 or 1 with use_beam_search, got {self.temperature:g}: beam search compares the "
-                "model's own probabilities",
-                "temperature",
-            )
-        if self.output_kind is RequestOutputKind.DELTA:
-            raise InvalidRequestError(
-                "use_beam_search cannot be streamed, because the best beams are only known at the end",
-                "use_beam_search",
-            )
-        if len(self.stop_token_ids or ()) > MAX_BEAM_STOP_TOKEN_IDS:
-            raise InvalidRequestError(
-                f"stop_token_ids may have {MAX_BEAM_STOP_TOKEN_IDS} entries with use_beam_search, got "
-                f"{len(self.stop_token_ids or ())}",
-                "stop_token_ids",
-            )
-        if self.max_tokens == 0:
-            raise InvalidRequestError("max_tokens must be at least 1 with use_beam_search, got 0", "max_tokens")
-        if self.structured_outputs is not None:
-            param, remedy = self.structured_outputs.asked_by
-            raise InvalidRequestError(f"{param} cannot be used with use_beam_search: {remedy}", param)
-        for name, is_neutral in NOT_WITH_BEAMS.items():
-            if not is_neutral(getattr(self, name)):
-                raise InvalidRequestError(
-                    f"{name} cannot be used with use_beam_search (got {shown(getattr(self, name))}): leave it out", name
-                )
 
     def _check_processors(self) -> None:
         for call in () if self.logits_processors is None else as_list("logits_processors", self.logits_processors):
@@ -434,28 +385,6 @@ class SamplingParams:
                 f"extra_args has {len(text)} characters as JSON; the limit is {MAX_EXTRA_ARGS_CHARS}",
                 "extra_args",
             )
-
-
-NOT_WITH_BEAMS: Final[Mapping[str, Callable[[Any], bool]]] = {
-    **{
-        number.name: lambda value, neutral=number.default: value == neutral  # type: ignore[misc]
-        for number in SAMPLING_NUMBERS.values()
-        if number.name not in ("temperature", "top_k")
-    },
-    "top_k": lambda v: v in (0, -1),
-    "best_of": lambda v: v is None,
-    "min_tokens": lambda v: v == 0,
-    "stop": lambda v: not v,
-    "logprobs": lambda v: v in (None, 0),
-    "prompt_logprobs": lambda v: v is None,
-    "prompt_progress": lambda v: not v,
-    "logit_bias": lambda v: not v,
-    "allowed_token_ids": lambda v: v is None,
-    "bad_words": lambda v: not v,
-    "logits_processors": lambda v: not v,
-}
-"""What a search has no use for: parameter -> whether this value asks for nothing. Its beams are compared by what the
-model itself says, and with ``logprobs`` 0 it gives that for the tokens that it chose."""
 
 
 @dataclass(kw_only=True)
@@ -535,43 +464,3 @@ def _refuse_outside(number: SamplingNumber, value: object) -> None:
         check_int(number.name, value, int(number.low), None if number.high == math.inf else int(number.high))
     else:
         check_number(number.name, value, number.low, number.high, open_low=number.is_low_excluded)
-
-
-def _check_biases(name: str, biases: object) -> None:
-    if not isinstance(biases, Mapping):
-        raise InvalidRequestError(f"{name} must map token ids to numbers, got {shown(biases)}", name)
-    for token_id, bias in biases.items():
-        check_int(name, token_id, 0, MAX_TOKENS_LIMIT)
-        if not is_number(bias):
-            raise InvalidRequestError(f"{name}[{token_id}] must be a number, got {shown(bias)}", name)
-
-
-def _check_ids(name: str, ids: object) -> None:
-    for token_id in as_list(name, ids):
-        check_int(name, token_id, 0, MAX_TOKENS_LIMIT)
-
-
-def _check_words(name: str, words: object) -> None:
-    for word in as_list(name, words):
-        if not isinstance(word, str):
-            raise InvalidRequestError(
-                f"{name} must be a list of strings, got {shown(word)} ({type(word).__name__})", name
-            )
-        if not word.strip():
-            raise InvalidRequestError(
-                f"{name} must not contain an empty word or a word that is only spaces, got {shown(word)}", name
-            )
-        if len(word) > MAX_WORD_CHARS:
-            raise InvalidRequestError(
-                f"a word of {name} has {len(word)} characters; the limit is {MAX_WORD_CHARS}", name
-            )
-        if not is_valid_unicode(word):
-            raise InvalidRequestError(f"{name} must be valid Unicode, got {shown(word)}", name)
-
-
-_CHECKS: Final[Mapping[str, Callable[[str, object], None]]] = {
-    "ids": _check_ids,
-    "biases": _check_biases,
-    "words": _check_words,
-}
-"""What refuses the entries of a list, by its kind in the table."""
