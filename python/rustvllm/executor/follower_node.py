@@ -41,10 +41,16 @@ class FollowerNode:
         facts: The facts of this node (``facts.node_facts``).
         secret: The secret that both sides must know.
         say: Reports to the user what this node does.
+        why_stop: Asked every half second whether this node should end: returns the reason for the head, or None.
     """
 
     def __init__(
-        self, config: EngineConfig, facts: Mapping[str, str], secret: bytes, say: Callable[[str], object]
+        self,
+        config: EngineConfig,
+        facts: Mapping[str, str],
+        secret: bytes,
+        say: Callable[[str], object],
+        why_stop: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._config, self._facts, self._secret, self._say = config, dict(facts), secret, say
         self._parallel = config.parallel
@@ -52,11 +58,7 @@ class FollowerNode:
         self._head = f"the head (node 0) at {config.parallel.master_addr} port {config.parallel.master_port}"
         self._processes: dict[int, RankProcess] = {}
         self._own: dict[str, Any] = {}
-        self._is_stopped: str | None = None
-
-    def stop(self, why: str) -> None:
-        """End as soon as possible, so that ``run`` returns. May be called from a signal handler."""
-        self._is_stopped = why
+        self._why_stop = why_stop
 
     def run(self, seconds: float) -> None:
         """Follow the head until it ends.
@@ -87,7 +89,7 @@ class FollowerNode:
         """
         began, has_complained = time.monotonic(), False
         address = (nodes.resolve(self._parallel.master_addr), self._parallel.master_port)
-        while self._is_stopped is None:
+        while self._why_stop() is None:
             waited = time.monotonic() - began
             try:
                 with socket.create_connection(address, timeout=max(0.1, min(5.0, seconds - waited))) as connection:
@@ -164,7 +166,7 @@ class FollowerNode:
     def _wait_until_taken(self, link: _core.NodeLink) -> dict[str, Any] | None:
         """The ranks that the head wants from this node; it may wait for other nodes first. None if stopped."""
         try:
-            while self._is_stopped is None:
+            while self._why_stop() is None:
                 text = nodes.hear(link, _LOOK_SECONDS)
                 if text is None:
                     continue
@@ -185,7 +187,7 @@ class FollowerNode:
         """
         states = dict.fromkeys(self._processes, "running")
         try:
-            while self._is_stopped is None:
+            while self._why_stop() is None:
                 text = nodes.hear(link, _LOOK_SECONDS)
                 if text is None:
                     self._tell_states(link, states)
@@ -205,7 +207,7 @@ class FollowerNode:
             raise EngineDeadError(
                 f"{self._head} has ended or can no longer be reached ({error}); the ranks of {self._name} end with it"
             ) from error
-        nodes.say(link, leaves=self._is_stopped)
+        nodes.say(link, leaves=self._why_stop())
         link.close()
 
     def _tell_states(self, link: _core.NodeLink, states: dict[int, str]) -> None:
