@@ -108,6 +108,9 @@ CASES = [
     Case("seed", "edge", {"seed": None}, streams=False),
     bad("seed", {"seed": 2**63}, "seed", str(2**63 - 1)),
     bad("seed", {"seed": "x"}, "seed", INTEGER),
+    bad("seed", {"seed": 1e30}, "seed", "seed: input should be a valid integer of at most 64 bits, got 1e+30."),
+    bad("seed", {"seed": "9" * 5000}, "seed", "a valid integer of at most 64 bits, got '999"),
+    bad("top_k", {"top_k": 1e30}, "top_k", "a valid integer of at most 64 bits, got 1e+30."),
 ]
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _MUST_BE = "Input should be "
+_TOO_LONG_AN_INTEGER = f"{_MUST_BE}a valid integer of at most 64 bits"
 _PART = '; a part is an object such as {"type": "text", "text": "Hello"}'
 
 
@@ -70,10 +71,15 @@ def _closest(errors: "Sequence[ErrorDetails]") -> "tuple[ErrorDetails, str]":
         default=errors[0],
     )
     where = _path(deepest["loc"])
-    said = list(dict.fromkeys(error["msg"] for error in errors if _path(error["loc"]) == where))
+    said = list(dict.fromkeys(_said(error) for error in errors if _path(error["loc"]) == where))
     if all(message.startswith(_MUST_BE) for message in said):
         return deepest, _MUST_BE + " or ".join(message.removeprefix(_MUST_BE) for message in said)
-    return deepest, deepest["msg"]
+    return deepest, _said(deepest)
+
+
+def _said(error: "ErrorDetails") -> str:
+    """The message of one error; of a number such as 1e30, too, which pydantic takes for a text that it cannot read."""
+    return _TOO_LONG_AN_INTEGER if error["type"] == "int_parsing_size" else error["msg"]
 
 
 def _path(location: tuple[int | str, ...]) -> str:
