@@ -7,11 +7,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from rustvllm.beam_search import BeamSearchOutput, beam_search_outputs
+from rustvllm.config import ModelConfig
 from rustvllm.config.engine_args import EngineArgs
+from rustvllm.engine.input_processor import InputProcessor
 from rustvllm.engine.llm_engine import LLMEngine
 from rustvllm.engine.request.core_request import EngineCoreRequest, engine_params
 from rustvllm.engine.request.default_params import default_sampling_params
 from rustvllm.engine.request.prompts import PromptType
+from rustvllm.engine.unbuilt import refuse_attribute
 from rustvllm.exceptions import ConfigError, InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.lora.request import LoRARequest, one_for_each
@@ -39,24 +42,6 @@ from rustvllm.sampling_params import BeamSearchParams, RequestOutputKind, Sampli
 from rustvllm.text.transformers_tokenizer import load_transformers_tokenizer
 
 logger = init_logger(__name__)
-
-_NOT_BUILT = frozenset(
-    {
-        "apply_model",
-        "classify",
-        "collective_rpc",
-        "embed",
-        "encode",
-        "is_sleeping",
-        "reward",
-        "score",
-        "sleep",
-        "start_profile",
-        "stop_profile",
-        "wake_up",
-    }
-)
-"""What callers of this class know from elsewhere and will not find here."""
 
 
 class LLM:
@@ -281,12 +266,15 @@ class LLM:
         )
 
     def wait_for_completion(
-        self, output_type: type[RequestOutput] | None = None, *, use_tqdm: bool | Callable[..., Any] = True
+        self,
+        output_type: type[Any] | tuple[type[Any], ...] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[RequestOutput]:
         """Run what :meth:`enqueue` has queued to its end. Ctrl-C ends the call, and all that was queued with it.
 
         Args:
-            output_type: ``RequestOutput`` or None: there is no other kind of outputs.
+            output_type: ``RequestOutput``, a tuple with it, or None: there is no other kind of outputs.
             use_tqdm: As in :meth:`generate`.
 
         Returns:
@@ -298,8 +286,10 @@ class LLM:
             EngineDeadError: The engine was shut down or is broken.
         """
         self._queue.check_turn()
-        if output_type not in (None, RequestOutput):
-            raise TypeError(f"output_type must be RequestOutput or None, got {output_type!r}")
+        if output_type is not None and RequestOutput not in (
+            output_type if isinstance(output_type, tuple) else (output_type,)
+        ):
+            raise TypeError(f"output_type must be RequestOutput, a tuple with it, or None, got {output_type!r}")
         return self._queue.run_enqueued(use_tqdm)
 
     def chat(
@@ -308,6 +298,7 @@ class LLM:
         sampling_params: AnyParams | Sequence[AnyParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -325,6 +316,7 @@ class LLM:
             sampling_params: As in :meth:`generate`.
             use_tqdm: As in :meth:`generate`.
             lora_request: As in :meth:`generate`.
+            priority: As in :meth:`generate`, one number per conversation or one for all.
             chat_template: Jinja template to use instead of the model's.
             chat_template_content_format: ``string``: the template gets text; ``openai``: a list of parts; ``auto``:
                 such a list if it walks through one.
@@ -354,7 +346,22 @@ class LLM:
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
-        return self.generate(prompts, sampling_params, use_tqdm, lora_request=lora_request)
+        return self.generate(prompts, sampling_params, use_tqdm, priority, lora_request)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's configuration, as vLLM names it."""
+        return self.llm_engine.model_config
+
+    @property
+    def input_processor(self) -> InputProcessor:
+        """What checks requests and makes token ids of their prompts."""
+        return self.llm_engine.input_processor
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What the model may be used for: to generate text."""
+        return self.llm_engine.get_supported_tasks()
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer as transformers loads it (``apply_chat_template``, ``get_vocab``, ``batch_decode`` …).
@@ -400,15 +407,19 @@ class LLM:
         self._queue.caller.check_thread()
         return self.llm_engine.engine_core.scheduler.reset_prefix_cache(preempt_running=reset_running_requests)
 
+    def reset_mm_cache(self) -> None:
+        """Do nothing: prompts are text, so no cache of images, audio or video exists."""
+
     def shutdown(self) -> None:
         """Free the model and its memory; idempotent. Any later use raises EngineDeadError."""
         self.llm_engine.shutdown()
 
     def __getattr__(self, name: str) -> Any:
         """Say of what is not built yet that it is not, in place of a bare name."""
-        if name in _NOT_BUILT:
-            raise AttributeError(f"LLM.{name} is not supported yet")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        refuse_attribute(self, name)
+
+    def __repr__(self) -> str:
+        return f"LLM(model={self.model_config.model!r})"
 
     def __enter__(self) -> Self:
         return self

@@ -105,7 +105,7 @@ def test_tokenization_keywords(tmp_path):
 
 def test_chat_takes_its_arguments_in_vllms_order(llm):
     messages = [{"role": "user", "content": "Hi"}]
-    [output] = llm.chat(messages, GREEDY, False, None, "{{ messages[0].content }}", "string", False)
+    [output] = llm.chat(messages, GREEDY, False, None, None, "{{ messages[0].content }}", "string", False)
     assert output.prompt == "Hi"
 
 

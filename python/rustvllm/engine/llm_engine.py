@@ -281,6 +281,10 @@ class LLMEngine:
         names = self.config.model.served_model_name or (self.config.model.model,)
         return as_metrics(read_metrics(self.engine_core.handle, 0.0), self.config, names[0])
 
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """What the model may be used for: to generate text."""
+        return ("generate",)
+
     def do_log_stats(self) -> None:
         """Log a line of what the engine did since the last call, or since its start; none if it did nothing.
 

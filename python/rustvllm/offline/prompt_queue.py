@@ -78,23 +78,28 @@ class PromptQueue:
         self, num_shown: int, outputs: dict[str, RequestOutput | None], use_tqdm: bool | Callable[..., Any]
     ) -> None:
         """Step until nothing is left to do; last outputs go to where their ids are, ``outputs`` or ``_enqueued``."""
-        with self.caller.run(), DeferredInterrupt() as interrupt, PromptProgress(num_shown, use_tqdm) as progress:
+        with self.caller.run(), DeferredInterrupt() as interrupt:
             try:
-                while self._feed() or self._engine.has_unfinished_requests():
-                    for output in self._engine.step():
-                        if not output.finished:
-                            continue
-                        wanted = outputs if output.request_id in outputs else self._enqueued
-                        if output.request_id in wanted:
-                            wanted[output.request_id] = output
-                            if wanted is outputs or not outputs:
-                                progress.add(output)
-                    interrupt.check()
+                with PromptProgress(num_shown, use_tqdm) as progress:
+                    while self._feed() or self._engine.has_unfinished_requests():
+                        for output in self._engine.step():
+                            self._take(output, outputs, progress)
+                        interrupt.check()
             except BaseException:
                 self._waiting.clear()
                 self._enqueued.clear()
                 self._engine.abort_all()
                 raise
+
+    def _take(self, output: RequestOutput, outputs: dict[str, RequestOutput | None], progress: PromptProgress) -> None:
+        """Put a last output to where its id is."""
+        if not output.finished:
+            return
+        wanted = outputs if output.request_id in outputs else self._enqueued
+        if output.request_id in wanted:
+            wanted[output.request_id] = output
+            if wanted is outputs or not outputs:
+                progress.add(output)
 
     def _feed(self) -> bool:
         """Queue what the engine's queue has room for, since any number of prompts may be given; True if it was any."""

@@ -1,7 +1,7 @@
 """Prompts in the shapes that callers of :class:`~rustvllm.llm.LLM` give them, as lists."""
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rustvllm.engine.request.prompts import PromptType
@@ -13,12 +13,14 @@ AnyParams = SamplingParams | BeamSearchParams
 
 
 def as_prompts(prompts: Any) -> list[PromptType]:
-    """One prompt or several, as a list; a list of integers, numpy's too, is one prompt of token ids."""
+    """One prompt or several, as a list; integers, numpy's too, are one prompt of token ids."""
     if isinstance(prompts, str | Mapping):
         return [prompts]  # type: ignore[list-item]  # its keys are checked with the rest of the request
     if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Sequence):
         if hasattr(prompts, "tolist"):  # an array of token ids
             return as_prompts(prompts.tolist())
+        if isinstance(prompts, Iterable) and not isinstance(prompts, bytes | bytearray | set | frozenset):
+            return as_prompts(list(prompts))  # a generator, say; a set has no order that outputs could have
         raise InvalidRequestError(
             f"prompts must be text, token ids, a dict or a list of these, got {type(prompts).__name__}", "prompt"
         )

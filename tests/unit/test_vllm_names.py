@@ -1,0 +1,135 @@
+"""Every public name that vLLM 0.32 gives its engines is there, or says why it is not and what works instead."""
+
+import numpy as np
+import pytest
+
+from rustvllm import LLM, RequestOutput, SamplingParams
+from rustvllm.engine.unbuilt import METHODS
+from rustvllm.exceptions import InvalidRequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+OF_LLM = """
+    apply_model beam_search chat classify collective_rpc embed encode enqueue enqueue_chat finish_weight_update
+    from_engine_args generate get_default_sampling_params get_metrics get_tokenizer get_weight_version get_world_size
+    init_weight_transfer_engine input_processor llm_engine model_config release_kv_cache_memory renderer reset_mm_cache
+    reset_prefix_cache score shutdown_weight_transfer_engine sleep start_draft_weight_update start_profile
+    start_weight_update stop_profile supported_tasks update_weight_version update_weights wait_for_completion wake_up
+"""
+
+
+def is_there_or_refused(engine, name):
+    try:
+        getattr(engine, name)
+    except AttributeError as error:
+        return str(error).startswith(f"{type(engine).__name__}.{name} is not supported yet: {METHODS[name]}")
+    return True
+
+
+@pytest.fixture
+def llm(toy_model, toy_executors):
+    with LLM(toy_model, load_format="dummy", device="cpu", max_num_seqs=4, block_size=4) as made:
+        yield made
+
+
+def texts(outputs):
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_names_of_the_llm(llm):
+    assert [name for name in OF_LLM.split() if not is_there_or_refused(llm, name)] == []
+    assert not hasattr(llm, "sleep")
+    assert llm.model_config is llm.llm_engine.model_config
+    assert llm.supported_tasks == ("generate",)
+    assert llm.reset_mm_cache() is None
+    assert repr(llm).startswith("LLM(model='")
+
+
+class Failing:
+    """A progress bar that fails when it is made, moved or closed."""
+
+    def __init__(self, when):
+        self.when = when
+
+    def __call__(self, **_):
+        if self.when == "made":
+            raise RuntimeError("no bar")
+        return self
+
+    def set_postfix_str(self, *_, **__):
+        pass
+
+    def update(self):
+        if self.when == "moved":
+            raise RuntimeError("no bar")
+
+    def close(self):
+        if self.when == "closed":
+            raise RuntimeError("no bar")
+
+
+@pytest.mark.parametrize("when", ["made", "moved", "closed"])
+def test_a_progress_bar_that_fails_leaves_no_prompts_behind(llm, when):
+    with pytest.raises(RuntimeError, match="no bar"):
+        llm.generate(["a", "m"], GREEDY, use_tqdm=Failing(when))
+    assert not llm.llm_engine.has_unfinished_requests()
+    own, seen = llm.enqueue("x", GREEDY), []
+    while llm.llm_engine.has_unfinished_requests():
+        seen += llm.llm_engine.step()
+    assert {output.request_id for output in seen} == set(own), "prompts of the failed call ran"
+    assert texts(llm.generate("a", GREEDY, use_tqdm=False)) == ["bcde"]
+    llm.enqueue("a", GREEDY)
+    with pytest.raises(RuntimeError, match="no bar"):
+        llm.wait_for_completion(use_tqdm=Failing(when))
+    assert llm.wait_for_completion(use_tqdm=False) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ((char for char in "am"), ["bcde", "nopq"]),
+        (map(str, "am"), ["bcde", "nopq"]),
+        ({"a": 1, "m": 2}.keys(), ["bcde", "nopq"]),
+        ((ids for ids in ([97], [98, 99])), ["bcde", "defg"]),
+        (iter([97, 98]), ["cdef"]),
+        (iter(()), []),
+        (range(97, 99), ["cdef"]),
+        (np.array(["a", "m"]), ["bcde", "nopq"]),
+    ],
+    ids=repr,
+)
+def test_whatever_gives_prompts_in_an_order(llm, prompts, expected):
+    assert texts(llm.generate(prompts, GREEDY, use_tqdm=False)) == expected
+
+
+@pytest.mark.parametrize("prompts", [{"a", "m"}, frozenset("a"), bytearray(b"a"), None, 5, 5.0, object()], ids=repr)
+def test_what_has_no_order_or_is_no_prompt_is_refused(llm, prompts):
+    with pytest.raises(InvalidRequestError, match="prompts"):
+        llm.generate(prompts, GREEDY, use_tqdm=False)
+
+
+def test_a_generator_that_fails_queues_nothing(llm):
+    def prompts():
+        yield "a"
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        llm.generate(prompts(), GREEDY, use_tqdm=False)
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def test_types_of_outputs_to_wait_for(llm):
+    for wanted in (None, RequestOutput, (RequestOutput, dict)):
+        llm.enqueue("a", GREEDY)
+        assert texts(llm.wait_for_completion(wanted, use_tqdm=False)) == ["bcde"]
+    for wrong in (dict, (dict,), (), "RequestOutput"):
+        with pytest.raises(TypeError, match="output_type must be RequestOutput"):
+            llm.wait_for_completion(wrong, use_tqdm=False)
+
+
+def test_chat_has_priorities(toy_model, toy_executors):
+    with LLM(
+        toy_model, load_format="dummy", device="cpu", max_num_seqs=1, block_size=4, scheduling_policy="priority"
+    ) as llm:
+        talks = [[{"role": "user", "content": "a"}]] * 2
+        first, second = llm.chat(talks, GREEDY, False, None, [1, 0], chat_template="{{ messages[0].content }}")
+        assert second.metrics.finished_time < first.metrics.finished_time
