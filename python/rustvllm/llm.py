@@ -13,7 +13,7 @@ from rustvllm.engine.input_processor import InputProcessor
 from rustvllm.engine.llm_engine import LLMEngine
 from rustvllm.engine.request.core_request import EngineCoreRequest, engine_params
 from rustvllm.engine.request.default_params import default_sampling_params
-from rustvllm.engine.request.prompts import PromptType
+from rustvllm.engine.request.prompts import PromptType, with_tokenization
 from rustvllm.engine.unbuilt import refuse_attribute
 from rustvllm.exceptions import ConfigError, InvalidRequestError
 from rustvllm.logger import init_logger
@@ -34,7 +34,6 @@ from rustvllm.offline.prompts import (
     check_no_media,
     params_of_each,
     priority_of_each,
-    with_tokenization,
 )
 from rustvllm.outputs import RequestOutput
 from rustvllm.parameter_checks import check_int
@@ -405,7 +404,7 @@ class LLM:
             Whether all was forgotten: not while blocks are in use.
         """
         self._queue.caller.check_thread()
-        return self.llm_engine.engine_core.scheduler.reset_prefix_cache(preempt_running=reset_running_requests)
+        return self.llm_engine.reset_prefix_cache(reset_running_requests)
 
     def reset_mm_cache(self) -> None:
         """Do nothing: prompts are text, so no cache of images, audio or video exists."""

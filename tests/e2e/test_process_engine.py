@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rustvllm import SamplingParams
+from rustvllm import SamplingParams, TokensPrompt
 from rustvllm.config.engine_args import AsyncEngineArgs
 from rustvllm.engine.async_llm import AsyncLLM
 from rustvllm.engine.process_client import ProcessClient
@@ -234,5 +234,21 @@ async def test_a_front_end_hears_what_the_engine_settled_on(monkeypatch: pytest.
         assert engine.config.model.max_model_len == client_of(engine).max_model_len == 32
         with pytest.raises(InvalidRequestError, match="32 tokens"):
             await anext(engine.generate({"prompt_token_ids": [5] * 32}, SamplingParams(max_tokens=1), "r"))
+    finally:
+        engine.shutdown()
+
+
+async def test_the_prefix_cache_of_an_engine_in_another_process_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(monkeypatch, process=True)
+    prompt, params = TokensPrompt(prompt_token_ids=[7] * 64), SamplingParams(max_tokens=2)
+    try:
+        found = []
+        for number in range(3):
+            if number == 2:
+                assert await engine.reset_prefix_cache() is True
+            async for output in engine.generate(prompt, params, f"r{number}"):
+                last = output
+            found.append(last.num_cached_tokens)
+        assert found == [0, 48, 0]
     finally:
         engine.shutdown()

@@ -12,24 +12,25 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rustvllm import _core, envs
-from rustvllm.config import EngineConfig, ModelConfig, UsageContext
+from rustvllm.config import EngineConfig, UsageContext
+from rustvllm.engine.async_state import STATS_TIMEOUT, AsyncState
 from rustvllm.engine.core_client import AsyncEngineClient, ThreadClient, make_client
 from rustvllm.engine.front_tracer import make_front_tracer
 from rustvllm.engine.input_processor import InputProcessor
 from rustvllm.engine.loop_calls import call_if_alive, call_in_loop, remove_reader_soon
 from rustvllm.engine.remote_client import RemoteClient
-from rustvllm.engine.request.core_request import EngineCoreRequest
-from rustvllm.engine.request.prompts import PromptType
+from rustvllm.engine.request.core_request import EngineCoreRequest, arrival_ns_of
+from rustvllm.engine.request.prompts import PromptType, with_tokenization
 from rustvllm.engine.request.stream import RequestStream
 from rustvllm.engine.request_state import EventSink, RequestState
 from rustvllm.engine.request_table import SAMPLES_AT_ONCE, RequestTable
+from rustvllm.engine.unbuilt import check_arguments, refuse_attribute
 from rustvllm.exceptions import ConfigError, EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError
 from rustvllm.logger import init_logger
 from rustvllm.lora.async_adapters import AdapterMethods, AsyncAdapters
 from rustvllm.lora.queries import LOAD_SECONDS
 from rustvllm.lora.request import LoRARequest
-from rustvllm.observe.inspect.description import describe_engine
-from rustvllm.observe.metrics.counters import EngineMetrics, read_metrics
+from rustvllm.observe.metrics.counters import read_metrics
 from rustvllm.observe.metrics.drain_rate import DrainRate
 from rustvllm.observe.metrics.stat_logger import LoggingStatLogger, StatLoggerFactory
 from rustvllm.observe.metrics.stat_reporter import StatReporter
@@ -37,25 +38,19 @@ from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import load_tokenizer
 from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, Tracer
 from rustvllm.outputs import RequestOutput
-from rustvllm.process.health import EngineHealth
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.tenant import Tenant
-from rustvllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from rustvllm.config.engine_args import AsyncEngineArgs
 
 logger = init_logger(__name__)
 
-STATS_TIMEOUT = 0.5
-"""Seconds to wait for an engine's counters."""
 _NEWS_AT_ONCE = 256
 """News of samples that are read in one go: a millisecond of work."""
-QUERY_SECONDS = 2.0
-"""Seconds to wait for what an engine says of itself."""
 
 
-class AsyncLLM(AdapterMethods):
+class AsyncLLM(AsyncState, AdapterMethods):
     """An engine whose loop runs in its own thread or process; all coroutines belong to one event loop.
 
     One that is dropped without :meth:`shutdown` ends the engine and frees the model all the same.
@@ -151,41 +146,92 @@ class AsyncLLM(AdapterMethods):
         return cls(config, stat_loggers=stat_loggers)
 
     @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: EngineConfig,
+        start_engine_loop: bool = True,
+        usage_context: UsageContext = "api_server",  # noqa: ARG003 -- vLLM's signature; the configuration is finished
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        enable_log_requests: bool = False,
+        aggregate_engine_logging: bool = False,  # noqa: ARG003 -- there is one engine
+        disable_log_stats: bool = False,
+        client_addresses: Mapping[str, Any] | None = None,
+        client_count: int = 1,
+        client_index: int = 0,
+    ) -> "AsyncLLM":
+        """Build an engine from a finished configuration, with vLLM's arguments.
+
+        Args:
+            vllm_config: What engine, as ``EngineArgs.create_engine_config`` makes it.
+            start_engine_loop: Must be True: an engine that is made runs.
+            usage_context: No effect.
+            stat_loggers: As for ``__init__``.
+            enable_log_requests: Must be False: only the server logs requests.
+            aggregate_engine_logging: No effect.
+            disable_log_stats: Write no line of statistics.
+            client_addresses: Must be None: ``rustvllm serve`` connects to engines elsewhere.
+            client_count: Must be 1.
+            client_index: Must be 0.
+
+        Raises:
+            ConfigError: An argument is wrong, or asks for what is not built.
+            ModelLoadError: The model cannot be read.
+        """
+        _check_engine_loop(start_engine_loop)
+        if enable_log_requests:
+            raise ConfigError("enable_log_requests is not supported yet: only the server logs requests")
+        if client_addresses is not None or (client_count, client_index) != (1, 0):
+            raise ConfigError(
+                "client_addresses, client_count and client_index are not supported yet: rustvllm serve "
+                "--api-server-count N connects N front ends to its engines"
+            )
+        config = replace(vllm_config, log_stats=False) if disable_log_stats else vllm_config
+        return cls(config, stat_loggers=stat_loggers)
+
+    @classmethod
     def from_engine_args(
         cls,
         engine_args: "AsyncEngineArgs",
+        start_engine_loop: bool = True,
         usage_context: UsageContext = "api_server",
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
     ) -> "AsyncLLM":
-        """Build an engine from engine arguments.
+        """Build an engine from engine arguments; ``start_engine_loop`` must be True.
 
         Raises:
             ConfigError: An argument is wrong.
             ModelLoadError: The model cannot be found or read.
         """
+        _check_engine_loop(start_engine_loop)
         return cls(engine_args.create_engine_config(usage_context), stat_loggers=stat_loggers)
 
     async def generate(
         self,
-        prompt: PromptType,
+        prompt: PromptType | EngineCoreRequest,
         sampling_params: SamplingParams | None,
         request_id: str,
         *,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         tenant: Tenant | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        lora_request: LoRARequest | None = None,
+        **unbuilt: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run a request and yield its outputs; leaving the generator early aborts it.
 
         Args:
-            prompt: Text, token ids or a dict with ``prompt`` or ``prompt_token_ids``.
+            prompt: Text, token ids or a dict with ``prompt`` or ``prompt_token_ids``; or what
+                ``input_processor.process`` returned, which has its parameters already.
             sampling_params: Also says what each output holds (``output_kind``); None for the model's own defaults.
             request_id: Not in use by a running request.
+            lora_request: Its adapter, which is loaded if it is not yet; None: the model alone.
+            tokenization_kwargs: ``{"add_special_tokens": False}`` leaves the tokenizer's own special tokens out of a
+                text prompt; other keys are refused.
+            trace_headers: W3C trace context (``traceparent``, ``tracestate``) whose part the request is.
             priority: Lower is sooner, with the priority policy.
             tenant: Whose share of the engine it is charged to, with the fair policy.
-            trace_headers: W3C trace context (``traceparent``, ``tracestate``) whose part the request is.
-            lora_request: Its adapter, which is loaded if it is not yet; None: the model alone.
+            unbuilt: Other arguments of vLLM, which must be None.
 
         Raises:
             InvalidRequestError: The request is wrong; other requests go on.
@@ -199,10 +245,12 @@ class AsyncLLM(AdapterMethods):
             request_id,
             prompt,
             sampling_params,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
             priority=priority,
             tenant=tenant,
-            trace_headers=trace_headers,
-            lora_request=lora_request,
+            **unbuilt,
         )
         try:
             async for output in stream:
@@ -213,29 +261,41 @@ class AsyncLLM(AdapterMethods):
     async def add_request(
         self,
         request_id: str,
-        prompt: PromptType,
+        prompt: PromptType | EngineCoreRequest,
         params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        sink: EventSink | None = None,
+        arrival_time: float | None = None,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        *,
+        sink: EventSink | None = None,
         arrival_ns: int | None = None,
         tenant: Tenant | None = None,
-        lora_request: LoRARequest | None = None,
         ends_after_call: _core.TurnReading | None = None,
+        **unbuilt: Any,
     ) -> RequestStream:
         """Hand a request to the engine at once and return its outputs; arguments and errors as for :meth:`generate`.
 
         Whatever is wrong with the request is raised here, before anything was yielded. With ``sink`` new text goes
         there as rendered events, straight from the event loop's callback, and the outputs hold each sample's end.
-        ``arrival_ns`` is when the request came in (nanoseconds of CLOCK_MONOTONIC; None: now), from which its
-        latencies count. With ``ends_after_call`` a sample is read like this, and ends behind its first call of a tool.
+        ``arrival_time`` (seconds of ``time.time``) or ``arrival_ns`` (nanoseconds of CLOCK_MONOTONIC) is when the
+        request came in, from which its latencies count; None: now. With ``ends_after_call`` a sample is read like
+        this, and ends behind its first call of a tool.
         """
+        check_arguments("AsyncLLM.add_request", unbuilt)
+        if arrival_time is not None:
+            arrival_ns = arrival_ns_of(arrival_time)
         if lora_request is not None:
             await self.add_lora(lora_request)
-        request = await self.input_processor.process_off_loop(
-            prompt, params, priority, arrival_ns=arrival_ns, tenant=tenant
-        )
+        if isinstance(prompt, EngineCoreRequest):
+            request = prompt if arrival_ns is None else replace(prompt, arrival_ns=arrival_ns)
+        else:
+            if tokenization_kwargs:
+                [prompt] = with_tokenization([prompt], tokenization_kwargs)
+            request = await self.input_processor.process_off_loop(
+                prompt, params, priority, arrival_ns=arrival_ns, tenant=tenant
+            )
         request = replace(request, ends_after_call=ends_after_call) if ends_after_call is not None else request
         self.check_health()
         self._attach()
@@ -283,44 +343,9 @@ class AsyncLLM(AdapterMethods):
         handing.exception()  # read, so that asyncio does not report it: the caller has gone
         self._requests.forget(state, abort=True)
 
-    async def abort(self, request_id: str | Iterable[str]) -> None:
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:  # noqa: ARG002 -- vLLM's signature
         """End requests; their generators yield a last output that says ``abort``. Unknown ids are ignored."""
         self._requests.abort([request_id] if isinstance(request_id, str) else request_id)
-
-    @property
-    def model_config(self) -> ModelConfig:
-        """The model's configuration, as vLLM's engines name it."""
-        return self.config.model
-
-    @property
-    def vllm_config(self) -> EngineConfig:
-        """The whole configuration, under the name that scripts written for vLLM use."""
-        return self.config
-
-    async def do_log_stats(self) -> None:
-        """Have the stat loggers, the log's line among them, say now what the engine did since they last did."""
-        self.check_health()
-        if self._reporter is not None:
-            await asyncio.to_thread(self._reporter.tell)
-
-    @property
-    def errored(self) -> bool:
-        """True when the engine has died."""
-        return self._broken is not None or self._client.errored
-
-    def check_health(self) -> None:
-        """Do nothing while the engine lives.
-
-        Raises:
-            EngineDeadError: It has died or was shut down.
-        """
-        self._client.check_alive()
-        if self._broken is not None:
-            raise EngineDeadError(str(self._broken)) from self._broken
-
-    def health(self) -> list[EngineHealth]:
-        """The health of every engine, from its last heartbeat; sends nothing, so it may be called at any time."""
-        return self._client.health()
 
     def reconnect(self, rank: int, timeout: float) -> None:
         """Take an engine that was started in a dead one's place; blocks up to ``timeout`` seconds, for any thread.
@@ -340,37 +365,6 @@ class AsyncLLM(AdapterMethods):
         if isinstance(self._client, RemoteClient):
             self._client.leave_silent()
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            ValueError: There is none (``skip_tokenizer_init``).
-        """
-        if self.tokenizer is None:
-            raise ValueError("there is no tokenizer: the engine was made with skip_tokenizer_init=True")
-        return self.tokenizer
-
-    def stats(self) -> dict[str, Any]:
-        """Counters of the scheduler (from any thread), with ``num_gpu_blocks`` and ``block_size``.
-
-        Those of an engine in another process are up to 0.2 s old; :meth:`current_stats` asks for new ones.
-        """
-        return self._with_sizes(self._client.handle.stats())
-
-    async def current_stats(self) -> dict[str, Any]:
-        """The same as of now, or as of the last heartbeat when an engine does not answer within half a second."""
-        handle = self._client.handle
-        if isinstance(handle, _core.EngineHandle):
-            return self.stats()
-        return self._with_sizes(await asyncio.to_thread(handle.stats, STATS_TIMEOUT))
-
-    async def metrics(self) -> list[EngineMetrics]:
-        """What every engine has counted by now; one that is dead, or silent for half a second, is left out."""
-        handle = self._client.handle
-        if isinstance(handle, _core.EngineHandle):
-            return read_metrics(handle, 0.0)
-        return await asyncio.to_thread(read_metrics, handle, STATS_TIMEOUT)
-
     def _start_reporter(self, stat_loggers: Sequence[StatLoggerFactory]) -> StatReporter | None:
         """The reporter that feeds the stat loggers; an engine in a process of its own writes its line itself."""
         is_here = isinstance(self._client, ThreadClient) and self.config.log_stats
@@ -383,41 +377,7 @@ class AsyncLLM(AdapterMethods):
         weakref.finalize(self, reporter.stop).atexit = False
         return reporter
 
-    async def query(self, kind: str, payload: bytes = b"", *, rank: int = 0, seconds: float = QUERY_SECONDS) -> bytes:
-        """Ask the thread that steps an engine something about itself; it answers between two steps.
-
-        Args:
-            kind: What; ``observe/inspect/inspection.py`` has the kinds.
-            payload: JSON, 64 KiB at most.
-            rank: Which of several engines.
-            seconds: How long to wait: a step of a long prompt takes its time.
-
-        Raises:
-            QueryTimeoutError: No answer came in time.
-            QueryError: The question is wrong, or too many have no answer yet.
-            EngineDeadError: That engine has died.
-            IndexError: There is no such rank.
-        """
-        return await asyncio.to_thread(self._client.query, rank, kind, payload, seconds)
-
-    async def _ask_engines(self, kind: str, payload: bytes, seconds: float, *, rank: int | None = None) -> bytes:
-        answer = b""
-        for each in range(len(self.health())) if rank is None else (rank,):
-            answer = await self.query(kind, payload, rank=each, seconds=seconds)
-        return answer
-
-    def _with_sizes(self, counters: dict[str, int | float]) -> dict[str, Any]:
-        return {
-            **counters,
-            "num_gpu_blocks": self._client.num_blocks,
-            "block_size": self.config.cache.block_size,
-        }
-
-    def describe(self) -> list[str]:
-        """Lines for the start-up message: model, device, KV cache, concurrency."""
-        return describe_engine(self.config, self._client.num_blocks)
-
-    def shutdown(self) -> None:
+    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002 -- vLLM's signature; no request is waited for
         """Stop the engine thread within two seconds and fail what is under way. Idempotent, from any thread."""
         if self._reporter is not None:
             self._reporter.stop()
@@ -528,6 +488,15 @@ class AsyncLLM(AdapterMethods):
     def _detach(self) -> None:
         self._stop_listening()
         self._fail_open()
+
+    def __getattr__(self, name: str) -> Any:
+        """Say of what is not built yet that it is not, in place of a bare name."""
+        refuse_attribute(self, name)
+
+
+def _check_engine_loop(start_engine_loop: object) -> None:
+    if start_engine_loop is not True:
+        raise ConfigError(f"start_engine_loop must be True, got {start_engine_loop!r:.80}: an engine that is made runs")
 
 
 AsyncLLMEngine = AsyncLLM

@@ -1,17 +1,18 @@
 """``LLMEngine``: an engine in the caller's own process and thread, one ``step`` at a time."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rustvllm.config import EngineConfig, ModelConfig, UsageContext
 from rustvllm.engine.core_client import InprocClient
 from rustvllm.engine.front_tracer import make_front_tracer
 from rustvllm.engine.input_processor import InputProcessor
-from rustvllm.engine.request.core_request import EngineCoreRequest
-from rustvllm.engine.request.prompts import PromptType
+from rustvllm.engine.request.core_request import EngineCoreRequest, arrival_ns_of
+from rustvllm.engine.request.prompts import PromptType, with_tokenization
 from rustvllm.engine.request_table import RequestTable
+from rustvllm.engine.unbuilt import check_arguments, refuse_attribute
 from rustvllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, ModelLoadError
 from rustvllm.lora.registry import AdapterRegistry, distinct
 from rustvllm.lora.request import LoRARequest
@@ -112,14 +113,36 @@ class LLMEngine:
         return cls(config)
 
     @classmethod
-    def from_engine_args(cls, engine_args: "EngineArgs", usage_context: UsageContext = "llm_class") -> "LLMEngine":
+    def from_vllm_config(
+        cls,
+        vllm_config: EngineConfig,
+        usage_context: UsageContext = "llm_class",  # noqa: ARG003 -- vLLM's signature; the configuration is finished
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        disable_log_stats: bool = False,  # noqa: ARG003 -- nothing is logged unless do_log_stats is called
+    ) -> "LLMEngine":
+        """Build an engine from a finished configuration, with vLLM's arguments."""
+        return cls(vllm_config, stat_loggers=stat_loggers)
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: "EngineArgs",
+        usage_context: UsageContext = "llm_class",
+        stat_loggers: Sequence[StatLoggerFactory] | None = None,
+        enable_multiprocessing: bool = False,
+    ) -> "LLMEngine":
         """Build an engine from engine arguments.
 
         Raises:
-            ConfigError: An argument is wrong.
+            ConfigError: An argument is wrong, or ``enable_multiprocessing`` is True.
             ModelLoadError: The model cannot be found or read.
         """
-        return cls(engine_args.create_engine_config(usage_context))
+        if enable_multiprocessing:
+            raise ConfigError(
+                "enable_multiprocessing is not supported yet: an LLMEngine runs in its caller's thread; "
+                "AsyncLLM(config, multiprocess=True) runs in a process of its own"
+            )
+        return cls(engine_args.create_engine_config(usage_context), stat_loggers=stat_loggers)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
@@ -136,20 +159,32 @@ class LLMEngine:
         request_id: str,
         prompt: PromptType | EngineCoreRequest,
         params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        tenant: Tenant | None = None,
+        arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
-    ) -> None:
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        *,
+        tenant: Tenant | None = None,
+        **unbuilt: Any,
+    ) -> str:
         """Queue a request; the next :meth:`step` may run it.
 
         Args:
             request_id: Not in use by a running request.
             prompt: Text, token ids or a dict; or what ``input_processor.process`` returned.
             params: None for the model's own defaults.
+            arrival_time: When it came, in seconds of ``time.time``; None: now. Its latencies count from then.
+            lora_request: Its adapter, which is loaded if it is not yet; None: the model alone.
+            tokenization_kwargs: ``{"add_special_tokens": False}`` leaves the tokenizer's own special tokens out of a
+                text prompt; other keys are refused.
+            trace_headers: W3C trace context (``traceparent``, ``tracestate``) whose part the request is.
             priority: Lower is sooner, with the priority policy.
             tenant: Whose share of the engine it is charged to, with the fair policy.
-            lora_request: Its adapter, which is loaded if it is not yet; None: the model alone.
+            unbuilt: Other arguments of vLLM, which must be None.
+
+        Returns:
+            ``request_id``.
 
         Raises:
             InvalidRequestError: The request is wrong; the engine is as before.
@@ -157,12 +192,18 @@ class LLMEngine:
             EngineDeadError: The engine was shut down.
         """
         self.engine_core.check_alive()
+        check_arguments("LLMEngine.add_request", unbuilt)
         if not isinstance(prompt, EngineCoreRequest):
+            if tokenization_kwargs:
+                [prompt] = with_tokenization([prompt], tokenization_kwargs)
             prompt = self.input_processor.process(prompt, params, priority, tenant=tenant)
         if lora_request is not None:
             number = self.load_adapters([lora_request])[0]
             prompt = replace(prompt, adapter=number, lora_request=lora_request)
-        self._requests.add(request_id, prompt)
+        if arrival_time is not None:
+            prompt = replace(prompt, arrival_ns=arrival_ns_of(arrival_time))
+        self._requests.add(request_id, prompt, trace_headers=trace_headers)
+        return request_id
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load an adapter; requests name it by the same ``LoRARequest``.
@@ -249,7 +290,7 @@ class LLMEngine:
                 raise EngineDeadError(f"{len(self._requests)} requests wait and the scheduler runs none of them")
         return [state.take() for state in changed if state.ready]
 
-    def abort_request(self, request_id: str | Sequence[str]) -> None:
+    def abort_request(self, request_id: str | Sequence[str], internal: bool = False) -> None:  # noqa: ARG002 -- vLLM's signature
         """End requests; the next :meth:`step` returns their last outputs, ``finish_reason`` ``abort``. Idempotent."""
         self.engine_core.check_alive()
         self._requests.abort([request_id] if isinstance(request_id, str) else request_id)
@@ -281,6 +322,28 @@ class LLMEngine:
         names = self.config.model.served_model_name or (self.config.model.model,)
         return as_metrics(read_metrics(self.engine_core.handle, 0.0), self.config, names[0])
 
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:  # noqa: ARG002 -- vLLM's signature
+        """Forget what the prefix cache holds.
+
+        Args:
+            reset_running_requests: Take the blocks of running requests, too; these are computed again.
+            reset_connector: No effect: there is none.
+
+        Returns:
+            Whether all was forgotten: not while blocks are in use.
+        """
+        return self.engine_core.scheduler.reset_prefix_cache(preempt_running=reset_running_requests)
+
+    def reset_mm_cache(self) -> None:
+        """Do nothing: prompts are text, so no cache of images, audio or video exists."""
+
+    def reset_encoder_cache(self) -> None:
+        """Do nothing: models have no encoder, so no cache of its outputs exists."""
+
+    def is_sleeping(self) -> bool:
+        """False: an engine cannot sleep."""
+        return False
+
     def get_supported_tasks(self) -> tuple[str, ...]:
         """What the model may be used for: to generate text."""
         return ("generate",)
@@ -302,3 +365,7 @@ class LLMEngine:
         self.engine_core.shutdown()
         if self._tracer is not None:
             self._tracer.close(EXIT_SECONDS)
+
+    def __getattr__(self, name: str) -> Any:
+        """Say of what is not built yet that it is not, in place of a bare name."""
+        refuse_attribute(self, name)

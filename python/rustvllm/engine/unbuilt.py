@@ -17,7 +17,7 @@ _KV_ELSEWHERE = "KV blocks stay in their engine"
 _METHODS: Final[Mapping[str, str]] = {
     # the reason, or what works instead -> the methods
     _ONE_TASK: "encode embed classify score reward",
-    _SLEEP: "sleep wake_up release_kv_cache_memory checkpoint_prepare checkpoint_restore",
+    _SLEEP: "sleep wake_up is_sleeping release_kv_cache_memory checkpoint_prepare checkpoint_restore",
     _PROFILE: "start_profile stop_profile",
     _WORKERS: "apply_model collective_rpc",
     _WEIGHTS: "init_weight_transfer_engine shutdown_weight_transfer_engine start_weight_update "
@@ -29,7 +29,8 @@ _METHODS: Final[Mapping[str, str]] = {
     "rustvllm serve --data-parallel-size N starts N engines": "scale_elastic_ep has_unfinished_requests_dp",
     "health() says how each engine is, and rustvllm serve --restart-engine replaces one that died": "handle_fault "
     "get_status",
-    "stat_loggers of an engine are told every few seconds": "do_log_stats_with_interval",
+    "an engine calls its stat_loggers every few seconds": "do_log_stats_with_interval",
+    "add_request raises QueueFullError where there is no room": "check_admission get_num_queued_tokens",
     "get_tokenizer() makes token ids of texts, and LLM.chat() makes prompts of conversations": "renderer",
 }
 METHODS: Final[Mapping[str, str]] = {name: why for why, names in _METHODS.items() for name in names.split()}

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rustvllm.engine.llm_engine import LLMEngine
-from rustvllm.engine.request.prompts import PromptType
+from rustvllm.engine.request.prompts import PromptType, with_tokenization
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.offline.prompts import check_no_media, with_tokenization
+from rustvllm.offline.prompts import check_no_media
 
 if TYPE_CHECKING:
     from rustvllm.text.chat_renderer import ChatRenderer

@@ -77,28 +77,6 @@ def priority_of_each(given: Any, num_prompts: int) -> Sequence[Any]:
     return given
 
 
-def with_tokenization(prompts: list[PromptType], options: Mapping[str, Any]) -> list[PromptType]:
-    """Text prompts with ``tokenization_kwargs`` of a call; prompts of token ids stay as they are."""
-    if not isinstance(options, Mapping):
-        raise InvalidRequestError(
-            f"tokenization_kwargs must be a dict, got {type(options).__name__}", "tokenization_kwargs"
-        )
-    if unknown := sorted(set(options) - {"add_special_tokens"}):
-        raise InvalidRequestError(
-            f"tokenization_kwargs may only have add_special_tokens, got {', '.join(map(str, unknown))}",
-            "tokenization_kwargs",
-        )
-    changed: list[Any] = []  # what the dicts hold is checked with the rest of the request
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            changed.append({"prompt": prompt, **options})
-        elif isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt:
-            changed.append({**options, **prompt})
-        else:
-            changed.append(prompt)
-    return changed
-
-
 def check_no_media(options: Mapping[str, Any] | None) -> None:
     """Refuse options for media."""
     if options:

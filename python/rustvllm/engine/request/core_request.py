@@ -2,12 +2,13 @@
 
 from copy import deepcopy
 from dataclasses import dataclass, field
-from time import monotonic_ns
+from time import monotonic_ns, time_ns
 from typing import Any, Final, NoReturn
 
 from rustvllm import _core
 from rustvllm.logger import init_logger
 from rustvllm.lora.request import LoRARequest
+from rustvllm.parameter_checks import check_number
 from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams
 from rustvllm.sampling_table import FILTERS, SAMPLING_LISTS
 from rustvllm.tenant import Tenant
@@ -154,6 +155,19 @@ class EngineCoreRequest:
     def seed_of(self, index: int) -> int:
         """Seed of sample ``index``, wrapped to 64 bits."""
         return to_int64(self.seed + index)
+
+
+def arrival_ns_of(arrival_time: float) -> int:
+    """When a request came, in nanoseconds of CLOCK_MONOTONIC; a time that is still to come counts as now.
+
+    Args:
+        arrival_time: In seconds of ``time.time``.
+
+    Raises:
+        InvalidRequestError: It is not a time.
+    """
+    check_number("arrival_time", arrival_time, 0, LARGEST)
+    return monotonic_ns() - max(0, time_ns() - int(arrival_time * 1e9))
 
 
 def to_int64(value: int) -> int:

@@ -1,9 +1,10 @@
 """The shapes in which a caller may give a prompt."""
 
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
 from rustvllm import _core
+from rustvllm.exceptions import InvalidRequestError
 
 PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens", "prediction"})
 
@@ -30,3 +31,29 @@ class TokensPrompt(TypedDict, total=False):
 
 
 PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
+
+
+def with_tokenization(prompts: list[PromptType], options: Mapping[str, Any]) -> list[PromptType]:
+    """Text prompts with ``tokenization_kwargs`` of a call; prompts of token ids stay as they are.
+
+    Raises:
+        InvalidRequestError: An option is not known.
+    """
+    if not isinstance(options, Mapping):
+        raise InvalidRequestError(
+            f"tokenization_kwargs must be a dict, got {type(options).__name__}", "tokenization_kwargs"
+        )
+    if unknown := sorted(set(options) - {"add_special_tokens"}):
+        raise InvalidRequestError(
+            f"tokenization_kwargs may only have add_special_tokens, got {', '.join(map(str, unknown))}",
+            "tokenization_kwargs",
+        )
+    changed: list[Any] = []  # what the dicts hold is checked with the rest of the request
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            changed.append({"prompt": prompt, **options})
+        elif isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt:
+            changed.append({**options, **prompt})
+        else:
+            changed.append(prompt)
+    return changed

@@ -5,6 +5,7 @@
 | ``state`` | ``since_step``, ``max_steps``, ``max_requests``, ``max_cells`` | counts, steps, requests, blocks, ranks |
 | ``journey`` | ``do`` (``begin``, ``take``, ``end``), ``request_id``, ``since`` | the records of one request |
 | ``ranks`` | none | the state of each rank |
+| ``reset_prefix_cache`` | ``reset_running_requests`` | ``is_reset``: whether no block stayed in use |
 
 ``docs/dashboard.md`` describes the fields. Used only by the thread that steps, between two steps.
 """
@@ -25,7 +26,8 @@ from rustvllm.observe.inspect.request_watch import RequestWatch
 from rustvllm.observe.inspect.step_summary import MAX_STEPS, StepSummary
 from rustvllm.process.resident_memory import resident_bytes
 
-KINDS: Final = ("state", "journey", "ranks")
+RESET_PREFIX_CACHE: Final = "reset_prefix_cache"
+KINDS: Final = ("state", "journey", "ranks", RESET_PREFIX_CACHE)
 MAX_REQUESTS: Final = 256
 """The most rows of requests in an answer."""
 MAX_CELLS: Final = 65_536
@@ -89,6 +91,9 @@ class Inspection:
             raise InvalidRequestError(f"the payload of the query {query.kind!r} must be an object, got {wanted!r:.80}")
         if query.kind == "ranks":
             return {"ranks": self._engine.executor.rank_states()}
+        if query.kind == RESET_PREFIX_CACHE:
+            is_preempting = wanted.get("reset_running_requests") is True
+            return {"is_reset": self._engine.scheduler.reset_prefix_cache(preempt_running=is_preempting)}
         return self._state(wanted) if query.kind == "state" else self._watch.answer(wanted)
 
     def _state(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
