@@ -1,12 +1,12 @@
-"""Log-probabilities as callers see them: :class:`Logprob`, and :class:`PromptLogprobs`, those of a whole prompt.
+"""Log-probabilities as callers see them: :class:`Logprob`, :class:`PromptLogprobs`, and :class:`FlatLogprobs`.
 
 A prompt is long, and an object for each candidate of each place would take some twenty times the room of its numbers.
 So the numbers stay as they came, and a place becomes objects when a caller reads it.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import overload
 
 
@@ -115,3 +115,62 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
                 rank = column or chunk.ranks[row]
                 found[token_id] = Logprob(chunk.logprobs[start + column], rank, text, raw)
         return found
+
+
+@dataclass
+class FlatLogprobs(Sequence[dict[int, Logprob]]):
+    """Log-probabilities of many places in a few lists of numbers, with vLLM's names; reads like a list of dictionaries.
+
+    A place without any, such as the first of a prompt, reads as an empty dictionary.
+
+    Attributes:
+        start_indices: Where each place begins in the other lists.
+        end_indices: Where it ends.
+        token_ids: Ids of the tokens, place by place.
+        logprobs: Natural logarithms of their probabilities.
+        ranks: Their ranks, 1 for the likeliest.
+        decoded_tokens: Their texts; None without text.
+    """
+
+    start_indices: list[int] = field(default_factory=list)
+    end_indices: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    decoded_tokens: list[str | None] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, places: Iterable[Mapping[int, Logprob] | None]) -> "FlatLogprobs":
+        """The same numbers as those of other places."""
+        made = cls()
+        for place in places:
+            made.append(place)
+        return made
+
+    def append(self, place: Mapping[int, Logprob] | None) -> None:
+        """Add the place that follows."""
+        self.start_indices.append(len(self.token_ids))
+        for token_id, entry in (place or {}).items():
+            self.token_ids.append(token_id)
+            self.logprobs.append(entry.logprob)
+            self.ranks.append(entry.rank)
+            self.decoded_tokens.append(entry.decoded_token)
+        self.end_indices.append(len(self.token_ids))
+
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[int, Logprob]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "FlatLogprobs": ...
+
+    def __getitem__(self, index: int | slice) -> "dict[int, Logprob] | FlatLogprobs":
+        if isinstance(index, slice):
+            return FlatLogprobs.of(self[place] for place in range(*index.indices(len(self))))
+        entries = range(self.start_indices[index], self.end_indices[index])
+        return {
+            self.token_ids[entry]: Logprob(self.logprobs[entry], self.ranks[entry], self.decoded_tokens[entry])
+            for entry in entries
+        }

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rustvllm.logprobs import Logprob, PromptLogprobs
+from rustvllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs
 
 
 class PromptIds(Protocol):
@@ -119,7 +119,7 @@ class RequestOutput:
     prompt_ids: PromptIds
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: PromptLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | FlatLogprobs | None = None
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
     num_accepted_prediction_tokens: int = 0

@@ -1,6 +1,6 @@
 """How one request is sampled and when it stops: :class:`SamplingParams`, checked when it is made and when a request is.
 
-What the engine cannot do yet is refused by name in :data:`NOT_SUPPORTED_YET` and nowhere else: supporting a parameter
+What the engine cannot do yet is refused by name in ``sampling_unbuilt.py`` and nowhere else: supporting a parameter
 means taking its line out.
 """
 
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Sized
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any, ClassVar, Final, Self
 
 from rustvllm import envs
@@ -18,6 +18,7 @@ from rustvllm.exceptions import InvalidRequestError
 from rustvllm.list_checks import LIST_CHECKS, check_ids
 from rustvllm.parameter_checks import as_list, as_strings, check_int, check_number, shown
 from rustvllm.sampling_table import SAMPLING_LISTS, SAMPLING_NUMBERS, SamplingNumber
+from rustvllm.sampling_unbuilt import check_unbuilt, refuse_name
 from rustvllm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams  # noqa: PLC0414 -- its home in vLLM
 
 GREEDY_BELOW: Final = 1e-5
@@ -28,6 +29,17 @@ MAX_STOP_STRINGS: Final = 1024
 MAX_STOP_TOKEN_IDS: Final = 1024
 """As many as a step of the scheduler carries for one request."""
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+
+class SamplingType(IntEnum):
+    """How tokens are chosen, with vLLM's names."""
+
+    GREEDY = 0
+    """Always the most probable one."""
+    RANDOM = 1
+    """Drawn, with a seed that follows from the engine's."""
+    RANDOM_SEED = 2
+    """Drawn, with the request's own seed."""
 
 
 class RequestOutputKind(Enum):
@@ -49,13 +61,6 @@ MAX_ENTRIES: Final[Mapping[str, int]] = {
 """Most entries of the parameters that are lists; counted before anything looks at an entry."""
 
 _LISTS: Final = ("stop", "stop_token_ids", *SAMPLING_LISTS, "logprob_token_ids", "logits_processors")
-
-NOT_SUPPORTED_YET: Final[Mapping[str, Callable[[Any], bool]]] = {
-    # parameter -> is this value the neutral one, which changes nothing and is let through
-    "logprob_token_ids": lambda v: v is None,
-    "repetition_detection": lambda v: v is None,
-}
-"""Parameters whose rules are checked below but which the engine cannot honour yet."""
 
 
 def _default(name: str) -> Any:
@@ -103,7 +108,11 @@ class SamplingParams:
             it is cached.
         prompt_progress: Give outputs while the prompt is computed, one for each piece of it; they are not given with an
             ``output_kind`` of final outputs only.
+        flat_logprobs: Give log-probabilities as :class:`~rustvllm.logprobs.FlatLogprobs`: few objects, however many
+            tokens there are.
         logprob_token_ids: Log-probabilities of these tokens, at most 128.
+        prompt_logprob_token_ids: The same for each token of the prompt.
+        prompt_logprob_start: The first token of the prompt that gets log-probabilities.
         logit_bias: Added to the logits of these token ids, clamped to [-100, 100].
         allowed_token_ids: Only these tokens may be sampled.
         bad_words: Words that must not be generated, with or without a space before them: the last token of one is not
@@ -121,6 +130,14 @@ class SamplingParams:
         structured_outputs: What the output must be.
         repetition_detection: Ends output that repeats itself.
         extra_args: Arguments for logits processors that the engine was started with; what JSON can say.
+        skip_reading_prefix_cache: Compute the prompt whole, whatever of it is cached.
+        stream_interval: Tokens of each output.
+        thinking_token_budget: Most tokens of reasoning.
+        trace_decode_token_ids: The tokens to generate.
+        watermarking: Mark the text.
+        routed_experts_prompt_start: The first token of the prompt whose experts are returned.
+        skip_clone: No effect: an engine copies parameters once, however many requests use them.
+        output_text_buffer_length: No effect: text that a stop string may begin in is held back anyway.
 
     Raises:
         InvalidRequestError: A ``ValueError`` that names the parameter, its value and the limit.
@@ -154,7 +171,10 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_progress: bool = False
+    flat_logprobs: bool = False
     logprob_token_ids: Sequence[int] | None = None
+    prompt_logprob_token_ids: Any = None
+    prompt_logprob_start: int | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
@@ -166,6 +186,14 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     repetition_detection: Any = None
     extra_args: Mapping[str, Any] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    stream_interval: int | None = None
+    thinking_token_budget: int | None = None
+    trace_decode_token_ids: Sequence[int] | None = None
+    watermarking: bool | None = None
+    routed_experts_prompt_start: int = 0
+    skip_clone: bool = False
+    output_text_buffer_length: int = 0
 
     def __post_init__(self) -> None:
         self.engine_copy: Any = None
@@ -211,9 +239,7 @@ class SamplingParams:
         self._check_processors()
         self._check_structured_outputs()
         check_beams(self)
-        for name, is_neutral in NOT_SUPPORTED_YET.items():
-            if not is_neutral(getattr(self, name)):
-                raise InvalidRequestError(f"{name} is not supported yet (got {shown(getattr(self, name))})", name)
+        check_unbuilt(vars(self))
         self.checked_values = {**vars(self), **self._copied_lists()}
 
     def _copied_lists(self) -> dict[str, Any]:
@@ -231,6 +257,18 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def sampling_type(self) -> SamplingType:
+        """How tokens are chosen."""
+        if self.is_greedy:
+            return SamplingType.GREEDY
+        return SamplingType.RANDOM if self.seed in (None, -1) else SamplingType.RANDOM_SEED
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """``logprobs``, under vLLM's name for what the sampler is asked for."""
+        return self.logprobs
+
+    @property
     def num_samples(self) -> int:
         """Samples that are drawn: ``best_of``, else ``n``."""
         return self.best_of or self.n
@@ -243,6 +281,10 @@ class SamplingParams:
     def clone(self, **changes: Any) -> "SamplingParams":
         """A checked copy with some parameters changed; its lists are its own."""
         return type(self)(**{**vars(self), **self._copied_lists(), **changes})
+
+    def __getattr__(self, name: str) -> Any:
+        """Say of what is not built yet that it is not, in place of a bare name."""
+        refuse_name(self, name)
 
     def _check_counts(self) -> None:
         for name, limit in MAX_ENTRIES.items():
@@ -308,6 +350,8 @@ class SamplingParams:
             "detokenize",
             "prompt_progress",
             "use_beam_search",
+            "flat_logprobs",
+            "skip_clone",
         ):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(f"{name} must be true or false, got {shown(getattr(self, name))}", name)
@@ -387,7 +431,7 @@ class SamplingParams:
             )
 
 
-@dataclass(kw_only=True)
+@dataclass
 class BeamSearchParams:
     """How ``LLM.beam_search`` searches, with vLLM's names. Checked when a search begins.
 
@@ -399,7 +443,9 @@ class BeamSearchParams:
         length_penalty: The score of an output is the sum of its log-probabilities divided by its length to the power of
             this, as in transformers. vLLM counts the tokens of the prompt too.
         include_stop_str_in_output: Leave the token that ended an output in its ``tokens``.
+        structured_outputs: Must be None: beams cannot follow a grammar.
         skip_special_tokens: Leave special tokens out of the text.
+        watermarking: Must be None or False: text is not marked.
     """
 
     beam_width: int
@@ -408,7 +454,9 @@ class BeamSearchParams:
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
+    watermarking: bool | None = None
 
     def sampling_params(self) -> SamplingParams:
         """The same as parameters of a request, whose outputs are the search's best.
@@ -425,7 +473,9 @@ class BeamSearchParams:
             temperature=self.temperature,
             length_penalty=self.length_penalty,
             include_stop_str_in_output=self.include_stop_str_in_output,
+            structured_outputs=self.structured_outputs,
             skip_special_tokens=self.skip_special_tokens,
+            watermarking=self.watermarking,
             logprobs=0,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )

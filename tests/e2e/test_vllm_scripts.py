@@ -7,10 +7,19 @@ import logging
 import pytest
 
 import rustvllm
-from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, SamplingParams
+from rustvllm import (
+    LLM,
+    AsyncEngineArgs,
+    AsyncLLM,
+    BeamSearchParams,
+    EngineArgs,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.config.hub import embedded_model_path
 from rustvllm.exceptions import InvalidRequestError, ModelLoadError
+from rustvllm.logprobs import FlatLogprobs
 from rustvllm.text.transformers_tokenizer import load_transformers_tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -256,3 +265,38 @@ def test_an_asynchronous_engine_has_the_names_too(monkeypatch):
             engine.shutdown()
 
     asyncio.run(main())
+
+
+def test_flat_logprobs_have_the_same_numbers(llm):
+    plain = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=1)
+    [expected] = llm.generate("Once upon a time", plain, use_tqdm=False)
+    [flat] = llm.generate("Once upon a time", plain.clone(flat_logprobs=True), use_tqdm=False)
+    sample, wanted = flat.outputs[0].logprobs, expected.outputs[0].logprobs
+    assert type(sample) is type(flat.prompt_logprobs) is FlatLogprobs
+    assert len(sample) == len(wanted) == 4
+
+    def numbers(places):
+        return [
+            {token: (entry.logprob, entry.rank, entry.decoded_token) for token, entry in (place or {}).items()}
+            for place in places
+        ]
+
+    assert numbers(sample) == numbers(wanted)
+    assert numbers(flat.prompt_logprobs) == numbers(expected.prompt_logprobs)
+    assert flat.prompt_logprobs[0] == {}
+    assert numbers(sample[1:3]) == numbers(wanted[1:3])
+    assert (sample[-1], sample[::-1][0], len(sample[9:])) == (sample[3], sample[3], 0)
+    assert sample.token_ids == [token for place in wanted for token in place]
+    assert sample.logprobs == [entry.logprob for place in wanted for entry in place.values()]
+    assert (sample.start_indices[0], sample.end_indices[0]) == (0, len(wanted[0]))
+    with pytest.raises(IndexError):
+        sample[4]
+
+
+def test_beams_by_position_and_with_what_vllm_has(llm):
+    params = BeamSearchParams(2, 3, True, 0.0, 1.0, False, None, True, False)
+    [output] = llm.beam_search("a", params)
+    assert len(output.sequences) == 2
+    for wrong in ({"watermarking": True}, {"structured_outputs": StructuredOutputsParams(regex="a")}):
+        with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
+            llm.beam_search("a", BeamSearchParams(2, 3, **wrong))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rustvllm.engine.request.core_request import engine_params
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.sampling_params import NOT_SUPPORTED_YET, PromptOnlyParams, RequestOutputKind, SamplingParams
+from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams, SamplingType
+from rustvllm.sampling_unbuilt import NOT_SUPPORTED_YET
 
 NAN, INF = float("nan"), float("inf")
 
@@ -170,7 +171,15 @@ INVALID = [
 
 UNSUPPORTED = {
     "logprob_token_ids": [1],
+    "prompt_logprob_token_ids": [[1]],
+    "prompt_logprob_start": 1,
     "repetition_detection": {},
+    "routed_experts_prompt_start": 1,
+    "skip_reading_prefix_cache": True,
+    "stream_interval": 2,
+    "thinking_token_budget": 5,
+    "trace_decode_token_ids": [1],
+    "watermarking": True,
 }
 
 
@@ -214,6 +223,40 @@ def test_best_of_is_known_at_the_end():
         SamplingParams(best_of=2, temperature=0)
     with pytest.raises(InvalidRequestError, match="best_of must be at most 16384, got 16385"):
         SamplingParams(best_of=16385)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, one) for name, (every, _) in NOT_SUPPORTED_YET.items() for one in every]
+)
+def test_what_asks_for_nothing_passes(name, value):
+    assert getattr(SamplingParams(**{name: value}), name) is value
+
+
+@pytest.mark.parametrize("value", [1, 1.0, True, "yes", float("nan"), []], ids=repr)
+def test_values_that_are_equal_to_a_neutral_one_and_of_another_type_are_refused(value):
+    for name in ("skip_reading_prefix_cache", "watermarking", "prompt_logprob_start"):
+        with pytest.raises(InvalidRequestError, match=f"^{name} is not supported yet"):
+            SamplingParams(**{name: value})
+    if type(value) is not int:
+        with pytest.raises(InvalidRequestError, match="stream_interval is not supported yet"):
+            SamplingParams(stream_interval=value)
+
+
+def test_names_that_vllms_own_code_uses():
+    assert SamplingParams(temperature=0).sampling_type is SamplingType.GREEDY
+    assert SamplingParams().sampling_type is SamplingParams(seed=-1).sampling_type is SamplingType.RANDOM
+    assert SamplingParams(seed=5).sampling_type is SamplingType.RANDOM_SEED
+    assert SamplingParams(logprobs=3).num_logprobs == 3
+    assert SamplingParams(skip_clone=True, output_text_buffer_length=4).clone(n=2).skip_clone is True
+    for name in ("verify", "update_from_tokenizer", "eos_token_id"):
+        assert not hasattr(SamplingParams(), name)
+        with pytest.raises(AttributeError, match=f"SamplingParams.{name} is not supported yet: an engine takes"):
+            getattr(SamplingParams(), name)
+    with pytest.raises(AttributeError, match="'SamplingParams' object has no attribute 'nothing'"):
+        SamplingParams().nothing  # noqa: B018 -- the access is the test
+    for name in ("flat_logprobs", "skip_clone"):
+        with pytest.raises(InvalidRequestError, match=f"{name} must be true or false, got 1"):
+            SamplingParams(**{name: 1})
 
 
 def test_every_unsupported_parameter_exists_and_is_tested():

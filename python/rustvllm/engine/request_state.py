@@ -18,7 +18,7 @@ from rustvllm.exceptions import (
     RequestFailedError,
     RustVLLMError,
 )
-from rustvllm.logprobs import Logprob, PromptLogprobs
+from rustvllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs
 from rustvllm.lora.request import LoRARequest
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestMetrics, RequestOutput
 from rustvllm.sampling_params import RequestOutputKind
@@ -54,7 +54,7 @@ class SampleState:
     request_id: str
     text_parts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: list[dict[int, Logprob]] | FlatLogprobs | None = None
     text_offsets: list[int] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     unread: deque[_core.RequestDelta] = field(default_factory=deque)
@@ -143,6 +143,7 @@ class RequestState:
         *,
         arrival_time: float | None = None,
         with_logprobs: bool = False,
+        flat_logprobs: bool = False,
         choice: BestOf | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
         prompt_progress: bool = False,
@@ -161,6 +162,7 @@ class RequestState:
             sink: Takes new text as events, None: it comes in the outputs.
             arrival_time: When it came in, in seconds of ``time.monotonic``; None: now.
             with_logprobs: Tokens come with log-probabilities.
+            flat_logprobs: Outputs have them in a few lists of numbers.
             choice: Which samples are returned; None: all.
             prompt_logprobs: Takes those of the prompt; None if the request asks for none.
             prompt_progress: How far the prompt is, is news.
@@ -175,7 +177,7 @@ class RequestState:
         self._index_of_key: dict[int, int] = {}
         self._changed: dict[int, None] = {}  # indices of the samples with news, in the order in which it came
         self._num_running = 0
-        self._with_logprobs = with_logprobs
+        self._with_logprobs, self._flat_logprobs = with_logprobs, flat_logprobs
         self.expect(samples)
         self.metrics = RequestMetrics(arrival_time=time.monotonic() if arrival_time is None else arrival_time)
         self.num_cached_tokens = 0
@@ -196,7 +198,8 @@ class RequestState:
         """Further samples: key and engine-side request id of each."""
         for key, sample_id in samples:
             self._index_of_key[key] = len(self.samples)
-            self.samples.append(SampleState(key, sample_id, logprobs=[] if self._with_logprobs else None))
+            logprobs: list[dict[int, Logprob]] | FlatLogprobs = FlatLogprobs() if self._flat_logprobs else []
+            self.samples.append(SampleState(key, sample_id, logprobs=logprobs if self._with_logprobs else None))
         self._num_running += len(samples)
 
     @property
@@ -363,11 +366,13 @@ class RequestState:
                 self.samples.pop()
             self._index_of_key.clear()
         progress, self._progress = self._progress, None
-        prompt_logprobs = self._prompt_logprobs
+        prompt_logprobs: PromptLogprobs | FlatLogprobs | None = self._prompt_logprobs
         if delta and not outputs:
             prompt_logprobs = None  # they may not be whole before the first token
         elif delta:
             self._prompt_logprobs = None  # given out once
+        if prompt_logprobs is not None and self._flat_logprobs:
+            prompt_logprobs = FlatLogprobs.of(prompt_logprobs)
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,

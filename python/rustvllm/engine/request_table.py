@@ -128,6 +128,7 @@ class RequestTable:
             sink,
             arrival_time=request.arrival_ns * 1e-9,
             with_logprobs=request.num_logprobs >= 0,
+            flat_logprobs=params.flat_logprobs,
             choice=BestOf(params.n, shows_logprobs=params.logprobs is not None, is_sorted=params.use_beam_search)
             if params.use_beam_search or params.best_of is not None
             else None,

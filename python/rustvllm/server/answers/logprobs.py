@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.logprobs import Logprob, PromptLogprobs
+from rustvllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs
 from rustvllm.outputs import CompletionOutput
 from rustvllm.server.schemas.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from rustvllm.server.state import ServedModel
@@ -81,7 +81,7 @@ def num_prompt_logprobs(request: GenerationRequest, echoed: int | None = None) -
 
 
 def shown_prompt_logprobs(
-    request: GenerationRequest, prompt_token_ids: list[int], logprobs: PromptLogprobs | None
+    request: GenerationRequest, prompt_token_ids: list[int], logprobs: PromptLogprobs | FlatLogprobs | None
 ) -> list[dict[str, dict[str, Any]] | None]:
     """``prompt_logprobs`` of an answer: for each place candidates by token id, the prompt's own first."""
     asked = request.prompt_logprobs
