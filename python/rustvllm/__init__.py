@@ -56,6 +56,17 @@ _HOMES = {
     "MoveDirectionality": "rustvllm.sample.logits_processors",
 }
 
+_POOLING_OUTPUTS = ("ClassificationOutput", "EmbeddingOutput", "PoolingOutput", "ScoringOutput")
+_NOT_BUILT = {
+    **dict.fromkeys(
+        ("PoolingParams", *_POOLING_OUTPUTS, *(name.replace("Output", "RequestOutput") for name in _POOLING_OUTPUTS)),
+        "rustvllm only generates text",
+    ),
+    "ModelRegistry": "models that rustvllm has no code for run through transformers' code (model_impl='transformers')",
+    "initialize_ray_cluster": "distributed_executor_backend='ray' connects to Ray by itself",
+}
+"""Names of vLLM's package that are not here, and why."""
+
 __all__ = [
     "LLM",
     "AsyncEngineArgs",
@@ -109,6 +120,8 @@ def __getattr__(name: str) -> Any:
         value: Any = _version()
     elif name in _HOMES:
         value = getattr(_home(_HOMES[name]), name)
+    elif name in _NOT_BUILT:  # `from rustvllm import …` would replace the words of an AttributeError by its own
+        raise ImportError(f"{name} is not supported yet: {_NOT_BUILT[name]}", name=__name__)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

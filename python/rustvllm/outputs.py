@@ -1,8 +1,8 @@
 """What a request gives back: :class:`RequestOutput` with one :class:`CompletionOutput` per sample."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol
 
 from rustvllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs
 
@@ -70,7 +70,15 @@ class CompletionOutput:
         stop_reason: The stop string or stop token id that ended it; None for EOS and for every other end.
         text_offsets: For each of ``token_ids``, the characters of the whole text that were certain before it; None
             unless logprobs were asked for.
+        lora_request: The adapter that the request asked for; None: the model alone.
+        routed_experts, sampling_mask, spec_decode_metrics, weight_versions: Always None; vLLM's, for features that are
+            not built.
     """
+
+    routed_experts: ClassVar[None] = None
+    sampling_mask: ClassVar[None] = None
+    spec_decode_metrics: ClassVar[None] = None
+    weight_versions: ClassVar[None] = None
 
     index: int
     text: str
@@ -80,10 +88,23 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     text_offsets: Sequence[int] | None = None
+    lora_request: AskedAdapter | None = None
 
     def finished(self) -> bool:
         """True when this sample has ended."""
         return self.finish_reason is not None
+
+    def extend(self, later: "CompletionOutput") -> None:
+        """Add what a later output of the same sample has that is new, as outputs of ``RequestOutputKind.DELTA`` do."""
+        self.text += later.text
+        self.token_ids = [*self.token_ids, *later.token_ids]
+        if later.logprobs is not None:
+            joined = [*(self.logprobs or ()), *later.logprobs]
+            self.logprobs = FlatLogprobs.of(joined) if isinstance(later.logprobs, FlatLogprobs) else joined
+        if later.text_offsets is not None:
+            self.text_offsets = [*(self.text_offsets or ()), *later.text_offsets]
+        self.cumulative_logprob = later.cumulative_logprob
+        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
 
 
 @dataclass(slots=True)
@@ -112,7 +133,16 @@ class RequestOutput:
         prompt_progress_time: When that was so, in seconds of ``time.monotonic``.
         error: Why the request failed, when a sample ended with ``error``.
         lora_request: The adapter that it asked for; None: the model alone.
+        encoder_prompt, encoder_prompt_token_ids, kv_transfer_params, ec_transfer_params, prompt_token_id_logprobs,
+            num_cache_creation_tokens: Always None; vLLM's, for features that are not built.
     """
+
+    encoder_prompt: ClassVar[None] = None
+    encoder_prompt_token_ids: ClassVar[None] = None
+    kv_transfer_params: ClassVar[None] = None
+    ec_transfer_params: ClassVar[None] = None
+    prompt_token_id_logprobs: ClassVar[None] = None
+    num_cache_creation_tokens: ClassVar[None] = None
 
     request_id: str
     prompt: str | None
@@ -136,3 +166,27 @@ class RequestOutput:
         if not isinstance(self.prompt_ids, list):
             self.prompt_ids = list(self.prompt_ids)
         return self.prompt_ids
+
+    def add(self, next_output: "RequestOutput", aggregate: bool) -> None:
+        """Merge a later output of the same request into this one.
+
+        Args:
+            next_output: Stays as it is.
+            aggregate: Both hold only what is new (``RequestOutputKind.DELTA``): put samples together. False: a later
+                state of a sample replaces the earlier one.
+        """
+        self.finished |= next_output.finished
+        self.metrics = next_output.metrics or self.metrics
+        self.error = next_output.error or self.error
+        self.num_cached_tokens = next_output.num_cached_tokens
+        if next_output.prompt_logprobs is not None:
+            self.prompt_logprobs = next_output.prompt_logprobs
+        places = {sample.index: place for place, sample in enumerate(self.outputs)}
+        for sample in next_output.outputs:
+            place = places.get(sample.index)
+            if place is None:
+                self.outputs.append(replace(sample))
+            elif aggregate:
+                self.outputs[place].extend(sample)
+            else:
+                self.outputs[place] = replace(sample)

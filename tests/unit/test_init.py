@@ -24,3 +24,11 @@ def test_a_name_that_does_not_exist():
 def test_every_name_is_there():
     assert all(hasattr(rustvllm, name) for name in rustvllm.__all__)
     assert set(rustvllm.__all__) <= set(dir(rustvllm))
+
+
+@pytest.mark.parametrize("name", ["PoolingParams", "EmbeddingRequestOutput", "ScoringOutput", "ModelRegistry"])
+def test_names_of_vllm_that_are_not_built_say_so(name):
+    with pytest.raises(ImportError, match=f"{name} is not supported yet: "):
+        getattr(rustvllm, name)
+    with pytest.raises(ImportError, match=f"{name} is not supported yet: "):
+        exec(f"from rustvllm import {name}")

@@ -346,6 +346,7 @@ class RequestState:
                     token_ids=ids,
                     finish_reason=sample.finish_reason,
                     stop_reason=sample.stop_reason,
+                    lora_request=self._lora_request,
                 )
             )
             if sample.logprobs is not None:
