@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ from rustvllm.observe.metrics.stat_logger import StatLoggerFactory
 from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import note_command_line, note_configuration
 from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, program_name
-from rustvllm.offline.conversations import Conversations, Messages
+from rustvllm.offline.conversations import Conversations, Messages, read_own_template
 from rustvllm.offline.prompt_queue import PromptQueue
 from rustvllm.offline.prompts import (
     AnyParams,
@@ -64,6 +65,7 @@ class LLM:
         trace: bool | TraceCallback | None = None,
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
         on_status_change: StatusCallback | None = None,
+        chat_template: str | Path | None = None,
         **engine_args: Any,
     ) -> None:
         """Load a model.
@@ -77,17 +79,20 @@ class LLM:
                 scheduler (``WAITING``, ``RUNNING``, ``PREEMPTED``, ``SWAPPED``, ``FINISHED_…``; ``old`` is None at
                 first), in their order, when the step is done that made them; one that raises is called no more. The
                 samples of a request with ``n`` have the ids ``0_id``, ``1_id``, ….
+            chat_template: Jinja template of :meth:`chat`, or a file with it, instead of the model's.
             engine_args: Any argument of :class:`~rustvllm.config.engine_args.EngineArgs`.
 
         Raises:
             TypeError: An argument that does not exist; names the nearest one.
             ConfigError: An argument is wrong.
+            InvalidRequestError: ``chat_template`` is not valid Jinja.
             ModelLoadError: The model cannot be found or read.
         """
         began_ns = time.monotonic_ns()
         callback = trace if callable(trace) else None
         if callback is None and not isinstance(trace, bool | None):
             raise ConfigError(f"trace must be True, False or a function that takes a TraceRecord, got {trace!r:.200}")
+        own_template = read_own_template(chat_template)
         args = EngineArgs.from_kwargs(model=model, trace=None if callback is not None else trace, **engine_args)
         config = args.create_engine_config("llm_class")
         overlap = config.scheduler.async_scheduling
@@ -105,7 +110,7 @@ class LLM:
         for line in describe_engine(self.llm_engine.config, self.llm_engine.engine_core.num_blocks):
             logger.info("%s", line)
         self._queue = PromptQueue(self.llm_engine)
-        self._conversations = Conversations(self.llm_engine)
+        self._conversations = Conversations(self.llm_engine, own_template)
         self._tokenizer: Any = None
 
     @classmethod

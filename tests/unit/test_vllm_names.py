@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from rustvllm import LLM, RequestOutput, SamplingParams
+from rustvllm import LLM, EngineArgs, RequestOutput, SamplingParams
+from rustvllm.engine.request.prompts import UNBUILT_KEYS
 from rustvllm.engine.unbuilt import METHODS
-from rustvllm.exceptions import InvalidRequestError
+from rustvllm.exceptions import ConfigError, InvalidRequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 OF_LLM = """
@@ -133,3 +134,54 @@ def test_chat_has_priorities(toy_model, toy_executors):
         talks = [[{"role": "user", "content": "a"}]] * 2
         first, second = llm.chat(talks, GREEDY, False, None, [1, 0], chat_template="{{ messages[0].content }}")
         assert second.metrics.finished_time < first.metrics.finished_time
+
+
+TALK = [{"role": "user", "content": "a"}]
+
+
+def test_a_chat_template_of_its_own(toy_model, toy_executors, tmp_path):
+    def answers(template, **options):
+        with LLM(toy_model, load_format="dummy", device="cpu", block_size=4, chat_template=template) as llm:
+            return llm.chat(TALK, GREEDY, use_tqdm=False, **options)[0].prompt
+
+    (tmp_path / "template.jinja").write_text("<{{ messages[0].content }}>")
+    assert answers("[{{ messages[0].content }}]") == "[a]"
+    assert answers(tmp_path / "template.jinja") == answers(str(tmp_path / "template.jinja")) == "<a>"
+    assert answers("[{{ messages[0].content }}]", chat_template="({{ messages[0].content }})") == "(a)"
+    num_loaded = len(toy_executors)
+    for wrong, message in (
+        (tmp_path / "none.jinja", "cannot read chat_template .*none.jinja: No such file"),
+        ("a\0b", "cannot read chat_template"),
+        (5, "chat_template must be a template or the path of one, got int"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            LLM(toy_model, chat_template=wrong)
+    with pytest.raises(InvalidRequestError, match="The chat template is not valid"):
+        LLM(toy_model, chat_template="{% if %}")
+    assert len(toy_executors) == num_loaded, "a model was loaded before the template was read"
+
+
+@pytest.mark.parametrize("key", UNBUILT_KEYS)
+def test_keys_of_prompts_that_are_not_built(llm, key):
+    for nothing in (None, {}, []):
+        assert texts(llm.generate({"prompt": "a", key: nothing}, GREEDY, use_tqdm=False)) == ["bcde"]
+    for wrong in ({"image": 1}, "text", np.ones((2, 2)), 0):
+        with pytest.raises(InvalidRequestError, match=f"{key} of a prompt is not supported yet: {UNBUILT_KEYS[key]}"):
+            llm.generate({"prompt": "a", key: wrong}, GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "neutral", "wrong"),
+    [
+        ("model_weights", "", "s3://bucket"),
+        ("reasoning_parser", "", "qwen3"),
+        ("enable_mm_processor_stats", False, True),
+        ("mamba_config", None, {"backend": "triton"}),
+        ("log_config_file", None, "log.json"),
+        ("shutdown_timeout", 0, 5),
+    ],
+)
+def test_engine_arguments_that_the_server_has_or_nobody(name, neutral, wrong):
+    assert EngineArgs.from_kwargs(**{name: neutral}) == EngineArgs.from_kwargs(**{name: None}) == EngineArgs()
+    with pytest.raises(ConfigError, match=f"{name}=.* is not supported yet: "):
+        EngineArgs.from_kwargs(**{name: wrong})

@@ -65,6 +65,16 @@ REFUSED_ARGUMENTS: Final[Mapping[str, str]] = {
     ),
 }
 
+REFUSED_KEYWORDS: Final[Mapping[str, str]] = {
+    # as above, of arguments whose flags the server has itself, or which have no flag
+    "set model to the folder, the hub's name or the GGUF file of the weights": "model_weights=",
+    "only the server parses reasoning, with rustvllm serve --reasoning-parser": "reasoning_parser=",
+    "prompts can only be text": "enable_mm_processor_stats=False",
+    "rustvllm does not serve state-space models such as Mamba": "mamba_config=None",
+    "RUSTVLLM_LOGGING_CONFIG_PATH names the file of logging": "log_config_file=None",
+    "shutdown() waits for no request; wait for the outputs before": "shutdown_timeout=0",
+}
+
 REFUSED: Final[Mapping[str, str]] = {
     # the reason -> the flags that it refuses, each with the values that ask for nothing
     _MEDIA: "--trust-request-mm-kwargs --allowed-local-media-path= --allowed-media-domains --enable-mm-embeds "
@@ -207,6 +217,7 @@ def rows(table: Mapping[str, str]) -> Iterator[tuple[list[str], frozenset[str], 
 
 
 _ARGUMENTS: Final = {name: (neutral, reason) for [name], neutral, reason in rows(REFUSED_ARGUMENTS)}
+_ONLY_KEYWORDS: Final = {name: (neutral, reason) for [name], neutral, reason in rows(REFUSED_KEYWORDS)}
 
 
 def _keywords(table: Mapping[str, str]) -> Iterator[tuple[str, tuple[frozenset[str], str]]]:
@@ -216,7 +227,7 @@ def _keywords(table: Mapping[str, str]) -> Iterator[tuple[str, tuple[frozenset[s
             yield name.removeprefix("--").replace("-", "_"), (neutral | {"False"}, reason)
 
 
-_KEYWORDS: Final = {**dict(_keywords(REFUSED)), **_ARGUMENTS}
+_KEYWORDS: Final = {**dict(_keywords(REFUSED)), **_ARGUMENTS, **_ONLY_KEYWORDS}
 _IGNORED_KEYWORDS: Final = dict(_keywords(WITHOUT_EFFECT)).keys()
 
 

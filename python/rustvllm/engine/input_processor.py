@@ -6,7 +6,7 @@ Everything that can be wrong with a request is found here, before any of it reac
 import asyncio
 import itertools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from time import monotonic_ns
 
@@ -16,7 +16,7 @@ from rustvllm.engine.grammar_spec import make_grammar_spec
 from rustvllm.engine.request.checked_params import CheckedParams, TokenRules
 from rustvllm.engine.request.core_request import MASK64, EngineCoreRequest, EngineParams, engine_params, to_int64
 from rustvllm.engine.request.default_params import default_sampling_params
-from rustvllm.engine.request.prompts import PROMPT_KEYS, PromptType
+from rustvllm.engine.request.prompts import PROMPT_KEYS, UNBUILT_KEYS, PromptType
 from rustvllm.engine.request.sampling_extras import is_long, make_sampling_extras
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
@@ -464,6 +464,12 @@ def _read_prompt(prompt: object) -> tuple[str | None, object, str | None, bool, 
             raise InvalidRequestError("a prompt must be text, a list of token ids or a dict, got NoneType", "prompt")
         return None, prompt, None, True, None
     unknown = sorted(str(key) for key in prompt if key not in PROMPT_KEYS)
+    for key in [key for key in unknown if key in UNBUILT_KEYS]:
+        if isinstance(value := prompt[key], Sized) and not isinstance(value, str) and not len(value):
+            value = None
+        if value is not None:
+            raise InvalidRequestError(f"{key} of a prompt is not supported yet: {UNBUILT_KEYS[key]}", "prompt")
+        unknown.remove(key)
     if unknown:
         raise InvalidRequestError(
             f"a prompt dict may have the keys {', '.join(sorted(PROMPT_KEYS))}, got {', '.join(unknown)}", "prompt"

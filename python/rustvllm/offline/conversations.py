@@ -1,11 +1,12 @@
 """Conversations that ``LLM.chat`` takes, and the prompts that a chat template makes of them."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rustvllm.engine.llm_engine import LLMEngine
 from rustvllm.engine.request.prompts import PromptType, with_tokenization
-from rustvllm.exceptions import InvalidRequestError
+from rustvllm.exceptions import ConfigError, InvalidRequestError
 from rustvllm.offline.prompts import check_no_media
 
 if TYPE_CHECKING:
@@ -14,11 +15,38 @@ if TYPE_CHECKING:
 Messages = Sequence[Mapping[str, Any]]
 
 
-class Conversations:
-    """Makes prompts of conversations for one engine."""
+def read_own_template(given: Any) -> str | None:
+    """The chat template of an ``LLM``: ``given`` is its text or a file; None: the model's.
 
-    def __init__(self, engine: LLMEngine) -> None:
+    Raises:
+        ConfigError: It is neither, or the file cannot be read.
+        InvalidRequestError: It is not valid Jinja.
+    """
+    from rustvllm.server.flags.serve_args import read_chat_template
+    from rustvllm.text.chat_template import compile_chat_template
+
+    if not isinstance(given, str | Path | None):
+        raise ConfigError(f"chat_template must be a template or the path of one, got {type(given).__name__}")
+    try:
+        template = read_chat_template(None if given is None else str(given))
+    except ConfigError as error:  # which names the flag of the server
+        raise ConfigError(str(error).replace("--chat-template", "chat_template", 1)) from error
+    if template is not None:
+        compile_chat_template(template)
+    return template
+
+
+class Conversations:
+    """Makes prompts of conversations for one engine.
+
+    Args:
+        engine: Has the tokenizer, and the model's own template.
+        template: Instead of the model's; None: that.
+    """
+
+    def __init__(self, engine: LLMEngine, template: str | None = None) -> None:
         self._engine = engine
+        self._template = template
         self._renderer: ChatRenderer | None = None
 
     def prompts(
@@ -55,7 +83,7 @@ class Conversations:
         )
         variables = chat_template_kwargs or {}
         check_template_variables(variables)
-        own_template = chat_template or self._engine.get_tokenizer().chat_template
+        own_template = chat_template or self._template or self._engine.get_tokenizer().chat_template
         renderer = self._renderer_of(own_template)
         conversations = [
             conversation_of(conversation, renderer, chat_template_content_format)

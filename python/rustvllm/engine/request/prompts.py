@@ -1,12 +1,24 @@
 """The shapes in which a caller may give a prompt."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 
 from rustvllm import _core
 from rustvllm.exceptions import InvalidRequestError
 
 PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens", "prediction"})
+
+UNBUILT_KEYS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "media_io_kwargs"), "prompts can only be text"
+    ),
+    "prompt_embeds": "give text or token ids",
+    "token_type_ids": "models that generate text take none",
+    "prompt_token_offsets": "nothing needs the places of tokens in the text",
+    "encoder_prompt": "models have no encoder; give the whole prompt as 'prompt'",
+    "decoder_prompt": "models have no encoder; give the whole prompt as 'prompt'",
+}
+"""vLLM's other keys, and why they are refused; one that is None or empty is let through."""
 
 
 class TextPrompt(TypedDict, total=False):

@@ -199,7 +199,7 @@ def read_chat_template(value: str | None) -> str | None:
         return value
     try:
         return Path(value).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
+    except (OSError, ValueError) as exc:
         raise ConfigError(f"cannot read --chat-template {value}: {getattr(exc, 'strerror', None) or exc}") from exc
 
 
