@@ -20,6 +20,7 @@ from rustvllm.logger import init_logger
 from rustvllm.observe.inspect.queries import QueryQueue
 from rustvllm.observe.trace.tracer import Tracer
 from rustvllm.process.health import EngineHealth, StepWatch
+from rustvllm.process.patient_join import patient_join
 
 logger = init_logger(__name__)
 
@@ -225,8 +226,7 @@ class ThreadClient:
 
     def join(self, timeout: float) -> None:
         """Wait so many seconds for the thread to end after ``shutdown``; then abandon it with a warning."""
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        if not patient_join(self._thread, timeout):
             logger.warning("the engine is still in a step after %g s; leaving its thread behind", timeout)
         else:
             self._free()  # again, unless the thread had died before the shutdown

@@ -9,6 +9,7 @@ runs its own part when the step's tokens are needed: by then the earlier stages 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import threading
@@ -26,7 +27,7 @@ from rustvllm import _core, envs
 from rustvllm.distributed import agreement, facts, meetings, nodes, rendezvous
 from rustvllm.distributed.commands import Command
 from rustvllm.distributed.rank_group import RankGroup
-from rustvllm.distributed.stages import RankPlace, Stage
+from rustvllm.distributed.stages import WHOLE, RankPlace, Stage
 from rustvllm.exceptions import ConfigError, DeviceFailedError, ModelLoadError, RustVLLMError, SchedulerStateError
 from rustvllm.executor.head import Head
 from rustvllm.executor.ranks import Ranks
@@ -119,6 +120,10 @@ class MultiProcExecutor(UniProcExecutor):
         stall = parallel.stall_timeout
         self.stalls = StallReporter(self._ranks, self._writer, self._group.time, stall, place)
         pids = ", ".join(str(process.pid) for process in self._ranks.processes)
+        _running.add(self)
+        # Exit hooks run last in, first out: this one comes before torch's own, which would find gloo's threads at work.
+        atexit.unregister(_shut_down_at_exit)
+        atexit.register(_shut_down_at_exit)
         logger.info("%d ranks share the model; the worker ranks have pid %s", size, pids)
 
     def _make_head(self, config: EngineConfig, secret: bytes | None, placement: RayPlacement | None) -> Head | None:
@@ -312,9 +317,13 @@ class MultiProcExecutor(UniProcExecutor):
 
     def shutdown(self) -> None:
         """Free the model and the cache on every rank, and end the other ranks' processes."""
+        _running.discard(self)
         self.stalls.stop()
         self._end()
         super().shutdown()
+        # Nothing else refers to the group now, so gloo's threads end with it.
+        self._group = self._worker.group = RankGroup(time=self._group.time)
+        self._worker.stage = WHOLE
 
     @contextmanager
     def _by_all(self, command: Command, *words: int) -> Iterator[None]:
@@ -372,6 +381,16 @@ class MultiProcExecutor(UniProcExecutor):
             self._ranks.check(_NEWS_SECONDS)
             raise DeviceFailedError(f"the ranks did not find each other: {made[0] if made else 'no answer'}")
         return made[0]
+
+
+_running: weakref.WeakSet[MultiProcExecutor] = weakref.WeakSet()
+
+
+def _shut_down_at_exit() -> None:
+    """End the ranks that a program leaves running, and this process's connections to them."""
+    for executor in list(_running):
+        with contextlib.suppress(Exception):
+            executor.shutdown()
 
 
 def _end(ranks: Ranks, writer: _core.StepWriter, head: Head | None, placement: RayPlacement | None) -> None:

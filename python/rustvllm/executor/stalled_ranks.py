@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rustvllm.distributed.commands import wait_of
 from rustvllm.distributed.stages import ONE_STAGE, RankPlace
 from rustvllm.logger import init_logger
+from rustvllm.process.patient_join import patient_join
 
 if TYPE_CHECKING:
     from rustvllm import _core
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _LOOK_SECONDS = 0.5
+_END_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,13 @@ class StallReporter:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop checking."""
+        """Stop checking; returns when the thread has ended, or after five seconds.
+
+        A thread that is in native code when the interpreter ends can take the process down with it.
+        """
         self._stop.set()
+        if self._thread is not None:
+            patient_join(self._thread, _END_SECONDS)
 
     def views(self) -> list[RankView]:
         """The state of each rank, rank 0 first."""

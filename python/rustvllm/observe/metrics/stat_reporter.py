@@ -11,6 +11,7 @@ from rustvllm.config import EngineConfig
 from rustvllm.logger import init_logger
 from rustvllm.observe.metrics.counters import EngineMetrics
 from rustvllm.observe.metrics.stat_logger import IterationStats, SchedulerStats, StatLogger, StatLoggerFactory
+from rustvllm.process.patient_join import patient_join
 
 logger = init_logger(__name__)
 
@@ -65,8 +66,7 @@ class StatReporter:
         """Report the rest, as far as engines still answer, and end. Idempotent."""
         self._stopping.set()
         atexit.unregister(self.stop)
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(_END_TIMEOUT)
+        patient_join(self._thread, _END_TIMEOUT)
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval):
