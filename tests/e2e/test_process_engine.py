@@ -252,3 +252,36 @@ async def test_the_prefix_cache_of_an_engine_in_another_process_is_forgotten(mon
         assert found == [0, 48, 0]
     finally:
         engine.shutdown()
+
+
+FORK = """
+import asyncio, gc, os, sys
+from rustvllm import AsyncEngineArgs, AsyncLLM, SamplingParams
+from rustvllm.exceptions import EngineDeadError
+
+async def answer(engine, name):
+    return [output async for output in engine.generate("a", SamplingParams(max_tokens=2), name)][-1].finished
+
+engine = AsyncLLM.from_engine_args(AsyncEngineArgs(executor="sim", num_gpu_blocks_override=200))
+print(asyncio.run(answer(engine, "before")), flush=True)
+parent, child = os.getpid(), os.fork()
+if not child:
+    try:
+        asyncio.run(asyncio.wait_for(answer(engine, "fork"), 20))
+    except EngineDeadError as error:
+        print(f"belongs to process {parent} and" in str(error), engine.is_running, flush=True)
+    engine.shutdown()
+    del engine
+    gc.collect()
+    sys.exit(0)
+print(os.waitpid(child, 0)[1], asyncio.run(answer(engine, "after")), flush=True)
+engine.shutdown()
+"""
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_a_fork_cannot_use_the_engine_of_its_parent_nor_end_it(monkeypatch: pytest.MonkeyPatch, process: bool) -> None:
+    monkeypatch.setenv("RUSTVLLM_ENABLE_MULTIPROCESSING", str(int(process)))
+    ended = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout.splitlines() == ["True", "True False", "0 True"], ended.stdout + ended.stderr
+    assert ended.returncode == 0, ended.stderr

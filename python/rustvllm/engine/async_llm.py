@@ -5,6 +5,7 @@ is merged into one output.
 """
 
 import asyncio
+import os
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -118,7 +119,9 @@ class AsyncLLM(AsyncState, AdapterMethods):
             tracer.note("engine_client", f"in {kind}" if is_own else kind)
         # The engine comes first: in another process it loads while the tokenizer is read here.
         self._client = client or make_client(config, self._on_engine_death, tracer, multiprocess=is_elsewhere)
-        weakref.finalize(self, self._client.stop).atexit = False  # the client sees to the exit itself
+        self._finalizer = weakref.finalize(self, self._client.stop)
+        self._finalizer.atexit = False  # the client sees to the exit itself
+        _made.add(self)
         try:
             self.tokenizer = load_tokenizer(config, tracer)
             self._client.wait_until_ready()
@@ -379,6 +382,8 @@ class AsyncLLM(AsyncState, AdapterMethods):
 
     def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002 -- vLLM's signature; no request is waited for
         """Stop the engine thread within two seconds and fail what is under way. Idempotent, from any thread."""
+        if not self._finalizer.alive:  # a fork's: the engine is another process's
+            return
         if self._reporter is not None:
             self._reporter.stop()
         self._client.shutdown()
@@ -489,9 +494,28 @@ class AsyncLLM(AsyncState, AdapterMethods):
         self._stop_listening()
         self._fail_open()
 
+    def _leave_fork(self) -> None:
+        """In a fork, to which no thread of the engine came along: say so, and leave the engine to its own process."""
+        self._finalizer.detach()
+        self._broken = EngineDeadError(
+            f"this AsyncLLM belongs to process {os.getppid()} and cannot be used in a fork of it: make one here, or "
+            "start this process with multiprocessing's method 'spawn'"
+        )
+
     def __getattr__(self, name: str) -> Any:
         """Say of what is not built yet that it is not, in place of a bare name."""
         refuse_attribute(self, name)
+
+
+_made: weakref.WeakSet[AsyncLLM] = weakref.WeakSet()
+
+
+def _leave_fork() -> None:
+    for engine in list(_made):
+        engine._leave_fork()  # noqa: SLF001 -- its own module
+
+
+os.register_at_fork(after_in_child=_leave_fork)
 
 
 def _check_engine_loop(start_engine_loop: object) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import os
 import threading
 import weakref
 from collections import deque
@@ -92,7 +93,7 @@ class MultiProcExecutor(UniProcExecutor):
         # Each stage has its own; this rank takes part in that of its stage, and only makes the memory of the others.
         self._meetings = meetings.make_meetings(own, device.type)
         self._ranks = Ranks(len(own.ranks), self._writer, self._meetings)
-        self._end = weakref.finalize(self, _end, self._ranks, self._writer, head, placement)
+        self._end = weakref.finalize(self, _end, os.getpid(), self._ranks, self._writer, head, placement)
         with self._ended_on_error():
             if head is not None:
                 if placement is not None:
@@ -393,8 +394,10 @@ def _shut_down_at_exit() -> None:
             executor.shutdown()
 
 
-def _end(ranks: Ranks, writer: _core.StepWriter, head: Head | None, placement: RayPlacement | None) -> None:
-    """End the ranks: by a shutdown command if possible, else by killing them."""
+def _end(owner: int, ranks: Ranks, writer: _core.StepWriter, head: Head | None, placement: RayPlacement | None) -> None:
+    """End the ranks: by a shutdown command if possible, else by killing them. In a fork of their owner, do nothing."""
+    if os.getpid() != owner:
+        return
     if head is not None:
         head.close()
     if ranks.death is None and not ranks.is_stopping:
