@@ -15,6 +15,12 @@ def check_biases(name: str, biases: object) -> None:
     if not isinstance(biases, Mapping):
         raise InvalidRequestError(f"{name} must map token ids to numbers, got {shown(biases)}", name)
     for token_id, bias in biases.items():
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise InvalidRequestError(
+                f"{name} must map token ids to numbers: a token id must be an integer, got {shown(token_id)} "
+                f"({type(token_id).__name__})",
+                name,
+            )
         check_int(name, token_id, 0, MAX_TOKEN_ID)
         if not is_number(bias):
             raise InvalidRequestError(f"{name}[{token_id}] must be a number, got {shown(bias)}", name)

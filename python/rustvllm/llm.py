@@ -257,17 +257,32 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: int | Sequence[int] | None = None,
-        **options: Any,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """:meth:`enqueue` for conversations; ``options`` are those of :meth:`chat` that make the prompts.
+        """:meth:`enqueue` for conversations; arguments as for :meth:`chat`.
 
         Raises:
             InvalidRequestError: A message, template or parameter is wrong; nothing was queued.
-            TypeError: An option that :meth:`chat` does not have.
         """
-        return self.enqueue(
-            self._conversations.prompts(messages, **options), sampling_params, lora_request, priority, use_tqdm
+        prompts = self._conversations.prompts(
+            messages,
+            chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
         )
+        return self.enqueue(prompts, sampling_params, lora_request, priority, use_tqdm)
 
     def wait_for_completion(
         self,
@@ -407,6 +422,10 @@ class LLM:
 
         Returns:
             Whether all was forgotten: not while blocks are in use.
+
+        Raises:
+            InvalidRequestError: ``reset_running_requests`` is not True or False.
+            EngineDeadError: The engine was shut down.
         """
         self._queue.caller.check_thread()
         return self.llm_engine.reset_prefix_cache(reset_running_requests)

@@ -35,6 +35,12 @@ def check_int(name: str, value: object, low: int, high: int | None = None) -> No
         raise InvalidRequestError(f"{name} must be at most {high}, got {shown(value)}", name)
 
 
+def check_bool(name: str, value: object) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"{name} must be True or False, got {shown(value)}", name)
+
+
 def is_number(value: object) -> bool:
     """Whether it is a number, infinite ones included."""
     if isinstance(value, bool) or not isinstance(value, int | float):

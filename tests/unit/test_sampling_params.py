@@ -400,7 +400,7 @@ def test_clone_checks():
 def test_from_optional_takes_none_for_the_default_and_texts_for_token_ids():
     params = SamplingParams.from_optional(n=None, temperature=None, max_tokens=None, logit_bias={"5": 1.5}, stop="x")
     assert params == SamplingParams(logit_bias={5: 1.5}, stop="x", max_tokens=None)
-    with pytest.raises(InvalidRequestError, match="logit_bias must be an integer, got 'five'"):
+    with pytest.raises(InvalidRequestError, match="a token id must be an integer, got 'five'"):
         SamplingParams.from_optional(logit_bias={"five": 1.0})
 
 

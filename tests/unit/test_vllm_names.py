@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rustvllm import LLM, EngineArgs, RequestOutput, SamplingParams
+from rustvllm import LLM, AsyncLLM, EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from rustvllm.engine.request.prompts import UNBUILT_KEYS
 from rustvllm.engine.unbuilt import METHODS
 from rustvllm.exceptions import ConfigError, InvalidRequestError
@@ -181,7 +181,48 @@ def test_keys_of_prompts_that_are_not_built(llm, key):
         ("shutdown_timeout", 0, 5),
     ],
 )
-def test_engine_arguments_that_the_server_has_or_nobody(name, neutral, wrong):
+def test_engine_arguments_that_only_the_server_has_or_that_are_not_built(name, neutral, wrong):
     assert EngineArgs.from_kwargs(**{name: neutral}) == EngineArgs.from_kwargs(**{name: None}) == EngineArgs()
     with pytest.raises(ConfigError, match=f"{name}=.* is not supported yet: "):
         EngineArgs.from_kwargs(**{name: wrong})
+
+
+def test_arguments_of_the_wrong_type_are_named(llm):
+    for wrong in ("yes", None, 1):
+        with pytest.raises(InvalidRequestError, match="reset_running_requests must be True or False, got"):
+            llm.reset_prefix_cache(wrong)
+    with pytest.raises(InvalidRequestError, match="may only have add_special_tokens, got 1, b"):
+        llm.generate("a", GREEDY, tokenization_kwargs={"b": 3, 1: 2})
+    for key in ("1", True, None, 1.0):
+        with pytest.raises(InvalidRequestError, match="logit_bias must map token ids to numbers: a token id must"):
+            SamplingParams(logit_bias={key: 1})
+    with pytest.raises(TypeError, match=r"LLM\.enqueue_chat\(\) got an unexpected keyword argument 'nothing'"):
+        llm.enqueue_chat(TALK, GREEDY, nothing=1)
+
+
+def test_chats_are_queued_with_their_arguments_by_position(llm):
+    llm.enqueue_chat(TALK, GREEDY, False, None, None, "<{{ messages[0].content }}>", "string", False)
+    [output] = llm.wait_for_completion(use_tqdm=False)
+    assert output.prompt == "<a>"
+
+
+@pytest.mark.parametrize("name", ["stat_loggers", "on_status_change", "trace"])
+@pytest.mark.parametrize("wrong", [5, "x", [5], ["x"]], ids=repr)
+def test_callbacks_that_cannot_be_called_are_refused_before_a_model_is_loaded(toy_config, toy_executors, name, wrong):
+    with pytest.raises(ConfigError, match=f"{name} must be a"):
+        AsyncLLM(toy_config("api_server"), **{name: wrong})
+    if name != "trace":  # which an LLMEngine does not have
+        with pytest.raises(ConfigError, match=f"{name} must be a"):
+            LLMEngine(toy_config("llm_class"), **{name: wrong})
+    assert toy_executors == []
+
+
+def test_ids_to_abort_are_strings(llm):
+    engine = llm.llm_engine
+    engine.add_request("r", "a", GREEDY)
+    for wrong in (None, 5, [None], ["r", 5], [["r"]]):
+        with pytest.raises(InvalidRequestError, match="request_id must be a string or several strings, got"):
+            engine.abort_request(wrong)
+    assert engine.get_num_unfinished_requests() == 1
+    engine.abort_request(each for each in ("unknown", "r"))
+    assert [output.outputs[0].finish_reason for output in engine.step()] == ["abort"]

@@ -34,7 +34,7 @@ from rustvllm.lora.request import LoRARequest
 from rustvllm.observe.metrics.counters import read_metrics
 from rustvllm.observe.metrics.drain_rate import DrainRate
 from rustvllm.observe.metrics.stat_logger import LoggingStatLogger, StatLoggerFactory
-from rustvllm.observe.metrics.stat_reporter import StatReporter
+from rustvllm.observe.metrics.stat_reporter import StatReporter, checked_factories
 from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import load_tokenizer
 from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, Tracer
@@ -96,6 +96,7 @@ class AsyncLLM(AsyncState, AdapterMethods):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, RequestStream] = {}
         self._broken: EngineDeadError | None = None
+        factories = checked_factories(stat_loggers)
         is_own = client is None
         is_elsewhere = not is_own or (envs.enable_multiprocessing() if multiprocess is None else multiprocess)
         if on_status_change is not None and is_elsewhere:
@@ -128,7 +129,7 @@ class AsyncLLM(AsyncState, AdapterMethods):
             if config.model.fit_max_model_len:
                 self.config = config.with_max_model_len(self._client.max_model_len)
             self.input_processor = InputProcessor(self.config, self.tokenizer)
-            self._reporter = self._start_reporter(stat_loggers or ())
+            self._reporter = self._start_reporter(factories)
         except BaseException:
             self._client.shutdown()
             raise
@@ -348,7 +349,7 @@ class AsyncLLM(AsyncState, AdapterMethods):
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:  # noqa: ARG002 -- vLLM's signature
         """End requests; their generators yield a last output that says ``abort``. Unknown ids are ignored."""
-        self._requests.abort([request_id] if isinstance(request_id, str) else request_id)
+        self._requests.abort(request_id)
 
     def reconnect(self, rank: int, timeout: float) -> None:
         """Take an engine that was started in a dead one's place; blocks up to ``timeout`` seconds, for any thread.

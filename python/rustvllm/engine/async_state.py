@@ -14,7 +14,7 @@ from rustvllm.observe.inspect.description import describe_engine
 from rustvllm.observe.inspect.inspection import RESET_PREFIX_CACHE
 from rustvllm.observe.metrics.counters import EngineMetrics, read_metrics
 from rustvllm.observe.metrics.stat_reporter import StatReporter
-from rustvllm.parameter_checks import check_number
+from rustvllm.parameter_checks import check_bool, check_number
 from rustvllm.process.health import EngineHealth
 from rustvllm.text.tokenizer import Tokenizer
 
@@ -180,11 +180,13 @@ class AsyncState:
             Whether all was forgotten: not while blocks are in use.
 
         Raises:
+            InvalidRequestError: ``reset_running_requests`` is not True or False.
             QueryTimeoutError: An engine was in one step for half a minute.
             EngineDeadError: An engine has died or was shut down.
         """
+        check_bool("reset_running_requests", reset_running_requests)
         self.check_health()
-        payload = json.dumps({"reset_running_requests": bool(reset_running_requests)}).encode()
+        payload = json.dumps({"reset_running_requests": reset_running_requests}).encode()
         answers = [
             await self.query(RESET_PREFIX_CACHE, payload, rank=rank, seconds=_RESET_SECONDS)
             for rank in range(len(self.health()))

@@ -19,12 +19,13 @@ from rustvllm.lora.request import LoRARequest
 from rustvllm.observe.metrics.counters import Metric, read_metrics
 from rustvllm.observe.metrics.families import as_metrics
 from rustvllm.observe.metrics.stat_logger import LoggingStatLogger, StatLoggerFactory
-from rustvllm.observe.metrics.stat_reporter import StatReporter
+from rustvllm.observe.metrics.stat_reporter import StatReporter, checked_factories
 from rustvllm.observe.trace.request_spans import EXIT_SECONDS
 from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import load_tokenizer
 from rustvllm.observe.trace.tracer import StatusCallback, Tracer
 from rustvllm.outputs import RequestOutput
+from rustvllm.parameter_checks import check_bool
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.tenant import Tenant
 from rustvllm.text.tokenizer import Tokenizer
@@ -69,6 +70,7 @@ class LLMEngine:
             ModelLoadError: Weights or tokenizer cannot be read.
             ConfigError: The KV cache is too small, the trace file cannot be written, or OpenTelemetry is not installed.
         """
+        factories = checked_factories(stat_loggers)
         if tracer is None:
             overlap = config.scheduler.async_scheduling
             tracer = make_tracer(
@@ -90,8 +92,8 @@ class LLMEngine:
         self._idle_steps = 0
         handle = self.engine_core.handle
         self._reporter: StatReporter | None = None
-        if stat_loggers:
-            self._reporter = StatReporter(lambda: read_metrics(handle, 0.0), stat_loggers, self.config)
+        if factories:
+            self._reporter = StatReporter(lambda: read_metrics(handle, 0.0), factories, self.config)
             self._reporter.start()
             weakref.finalize(self, self._reporter.stop).atexit = False
         self._stats_line = StatReporter(lambda: read_metrics(handle, 0.0), (LoggingStatLogger,), self.config)
@@ -293,7 +295,7 @@ class LLMEngine:
     def abort_request(self, request_id: str | Sequence[str], internal: bool = False) -> None:  # noqa: ARG002 -- vLLM's signature
         """End requests; the next :meth:`step` returns their last outputs, ``finish_reason`` ``abort``. Idempotent."""
         self.engine_core.check_alive()
-        self._requests.abort([request_id] if isinstance(request_id, str) else request_id)
+        self._requests.abort(request_id)
 
     def abort_all(self) -> None:
         """End every request and wait until the engine holds none; what they gave is dropped."""
@@ -331,7 +333,12 @@ class LLMEngine:
 
         Returns:
             Whether all was forgotten: not while blocks are in use.
+
+        Raises:
+            InvalidRequestError: ``reset_running_requests`` is not True or False.
+            EngineDeadError: The engine was shut down.
         """
+        check_bool("reset_running_requests", reset_running_requests)
         return self.engine_core.scheduler.reset_prefix_cache(preempt_running=reset_running_requests)
 
     def reset_mm_cache(self) -> None:

@@ -6,6 +6,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from time import monotonic_ns
+from typing import Any
 
 from rustvllm import _core
 from rustvllm.engine.core_client import EngineCoreClient
@@ -267,11 +268,21 @@ class RequestTable:
         """Its sink takes events again; whether there are some, which the next :meth:`poll` brings."""
         return self._output_processor.release(state.keys())
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """Ask the engine to end requests; each gives one last output. Unknown ids are ignored."""
+    def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ask the engine to end requests; each gives one last output. Unknown ids are ignored.
+
+        Raises:
+            InvalidRequestError: It is neither a string nor several; nothing was ended.
+        """
+        given: Any = request_id
+        every = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        if strangers := [each for each in every if not isinstance(each, str)]:
+            raise InvalidRequestError(
+                f"request_id must be a string or several strings, got {shown(strangers[0])}", "request_id"
+            )
         ids = [
             engine_id
-            for request_id in request_ids
+            for request_id in every
             if (state := self._by_id.get(request_id)) is not None
             for engine_id in state.unfinished_ids()
         ]

@@ -55,9 +55,9 @@ def with_tokenization(prompts: list[PromptType], options: Mapping[str, Any]) -> 
         raise InvalidRequestError(
             f"tokenization_kwargs must be a dict, got {type(options).__name__}", "tokenization_kwargs"
         )
-    if unknown := sorted(set(options) - {"add_special_tokens"}):
+    if unknown := sorted(map(str, set(options) - {"add_special_tokens"})):
         raise InvalidRequestError(
-            f"tokenization_kwargs may only have add_special_tokens, got {', '.join(map(str, unknown))}",
+            f"tokenization_kwargs may only have add_special_tokens, got {', '.join(unknown)}",
             "tokenization_kwargs",
         )
     changed: list[Any] = []  # what the dicts hold is checked with the rest of the request

@@ -3,11 +3,13 @@
 import atexit
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rustvllm import envs
 from rustvllm.config import EngineConfig
+from rustvllm.exceptions import ConfigError
 from rustvllm.logger import init_logger
 from rustvllm.observe.metrics.counters import EngineMetrics
 from rustvllm.observe.metrics.stat_logger import IterationStats, SchedulerStats, StatLogger, StatLoggerFactory
@@ -17,6 +19,22 @@ logger = init_logger(__name__)
 
 _END_TIMEOUT = 1.0
 """Seconds to wait at the end for loggers that are still running."""
+
+
+def checked_factories(stat_loggers: Sequence[StatLoggerFactory] | None) -> tuple[StatLoggerFactory, ...]:
+    """What makes the stat loggers of an engine; None: there are none of the caller's.
+
+    Raises:
+        ConfigError: It is not a list of classes or functions.
+    """
+    given: Any = stat_loggers
+    factories = tuple(given or ()) if isinstance(given, Iterable | None) and not isinstance(given, str) else (None,)
+    if not all(map(callable, factories)):
+        raise ConfigError(
+            "stat_loggers must be a list of classes, or of functions, that make stat loggers, got "
+            f"{stat_loggers!r:.200}"
+        )
+    return factories
 
 
 class StatReporter:

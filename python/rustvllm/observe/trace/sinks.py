@@ -3,6 +3,7 @@
 import logging
 
 from rustvllm.config import TracingConfig
+from rustvllm.exceptions import ConfigError
 from rustvllm.observe.trace.trace_file import TraceFile, begin_trace_file
 from rustvllm.observe.trace.tracer import (
     CallbackSink,
@@ -36,8 +37,11 @@ def make_tracer(
         on_status_change: Called with every change of a request's status.
 
     Raises:
-        ConfigError: The trace file cannot be written.
+        ConfigError: The trace file cannot be written, or a callback cannot be called.
     """
+    for name, call in {"trace": callback, "on_status_change": on_status_change}.items():
+        if call is not None and not callable(call):
+            raise ConfigError(f"{name} must be a function, got {call!r:.200}")
     sinks: list[TraceSink] = []
     if tracing.log:
         sinks.append(LogSink())
