@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import subprocess
 import sys
 
@@ -300,3 +301,38 @@ asyncio.run(main())
 def test_the_interpreter_exits_cleanly_while_the_engine_generates():
     done = subprocess.run([sys.executable, "-c", EXIT_SCRIPT], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+FORKED = """
+import os, sys
+from rustvllm import LLM, SamplingParams
+from rustvllm.exceptions import ConfigError, EngineDeadError
+
+SMALL = {"num_gpu_blocks_override": 64, "max_num_seqs": 2}
+params = SamplingParams(temperature=0, max_tokens=2)
+llm = LLM(**SMALL)
+print(len(llm.generate("Once", params, use_tqdm=False)), flush=True)
+parent, child = os.getpid(), os.fork()
+if not child:
+    for call in (lambda: llm.generate("Once", params), lambda: llm.enqueue("Once"), llm.reset_prefix_cache):
+        try:
+            call()
+        except EngineDeadError as error:
+            print(f"belongs to process {parent} and" in str(error), flush=True)
+    try:
+        LLM(**SMALL)
+    except ConfigError as error:
+        print("method 'spawn'" in str(error), flush=True)
+    llm.shutdown()
+    sys.exit(0)
+print(os.waitpid(child, 0)[1], len(llm.generate("Once", params, use_tqdm=False)), flush=True)
+"""
+
+
+def test_a_fork_says_that_its_threads_are_gone_instead_of_waiting_for_them():
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    ended = subprocess.run(
+        [sys.executable, "-c", FORKED], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.stdout.split() == ["1", *["True"] * 4, "0", "1"], ended.stdout + ended.stderr
+    assert ended.returncode == 0, ended.stderr

@@ -5,7 +5,6 @@ is merged into one output.
 """
 
 import asyncio
-import os
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -39,6 +38,7 @@ from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import load_tokenizer
 from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, Tracer
 from rustvllm.outputs import RequestOutput
+from rustvllm.process.fork_guard import FORKS
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.tenant import Tenant
 
@@ -122,7 +122,7 @@ class AsyncLLM(AsyncState, AdapterMethods):
         self._client = client or make_client(config, self._on_engine_death, tracer, multiprocess=is_elsewhere)
         self._finalizer = weakref.finalize(self, self._client.stop)
         self._finalizer.atexit = False  # the client sees to the exit itself
-        _made.add(self)
+        FORKS.own(self)
         try:
             self.tokenizer = load_tokenizer(config, tracer)
             self._client.wait_until_ready()
@@ -495,28 +495,14 @@ class AsyncLLM(AsyncState, AdapterMethods):
         self._stop_listening()
         self._fail_open()
 
-    def _leave_fork(self) -> None:
-        """In a fork, to which no thread of the engine came along: say so, and leave the engine to its own process."""
+    def leave_fork(self, why: str) -> None:
+        """Refuse all use in a fork, and leave the engine to the process that made it."""
         self._finalizer.detach()
-        self._broken = EngineDeadError(
-            f"this AsyncLLM belongs to process {os.getppid()} and cannot be used in a fork of it: make one here, or "
-            "start this process with multiprocessing's method 'spawn'"
-        )
+        self._broken = EngineDeadError(why)
 
     def __getattr__(self, name: str) -> Any:
         """Say of what is not built yet that it is not, in place of a bare name."""
         refuse_attribute(self, name)
-
-
-_made: weakref.WeakSet[AsyncLLM] = weakref.WeakSet()
-
-
-def _leave_fork() -> None:
-    for engine in list(_made):
-        engine._leave_fork()  # noqa: SLF001 -- its own module
-
-
-os.register_at_fork(after_in_child=_leave_fork)
 
 
 def _check_engine_loop(start_engine_loop: object) -> None:

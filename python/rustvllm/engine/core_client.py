@@ -19,6 +19,7 @@ from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 from rustvllm.observe.inspect.queries import QueryQueue
 from rustvllm.observe.trace.tracer import Tracer
+from rustvllm.process.fork_guard import FORKS
 from rustvllm.process.health import EngineHealth, StepWatch
 from rustvllm.process.patient_join import patient_join
 
@@ -78,13 +79,34 @@ _GRAMMAR_WAIT: Final = 1.0
 """Seconds of a wait for a grammar to be compiled, before the caller is heard again."""
 
 
+_SHUT_DOWN: Final = "this engine was shut down; make a new one"
+
+
+def begin_model(config: EngineConfig) -> None:
+    """Do nothing if an engine may be made in this process.
+
+    Raises:
+        ConfigError: The process is a fork of one that has loaded a model, and this engine would load one.
+    """
+    if config.sim is None:
+        FORKS.begin_model()
+
+
 class InprocClient:
     """An engine that runs when its caller calls :meth:`step`."""
 
     def __init__(self, config: EngineConfig, tracer: Tracer | None = None) -> None:
+        begin_model(config)
         self._core: EngineCore | None = EngineCore(config, tracer)
+        self._why_gone = _SHUT_DOWN
+        self._of_parent: EngineCore | None = None
         self.handle = self._core.handle
         self.num_blocks = self._core.num_blocks
+        FORKS.own(self)
+
+    def leave_fork(self, why: str) -> None:
+        """Refuse all use in a fork. What was the engine is kept: freeing it would wait for its threads."""
+        self._of_parent, self._core, self._why_gone = self._core, None, why
 
     @property
     def max_model_len(self) -> int:
@@ -96,10 +118,10 @@ class InprocClient:
         """The engine, for tests and for people.
 
         Raises:
-            EngineDeadError: It was shut down.
+            EngineDeadError: It was shut down, or belongs to another process.
         """
         if self._core is None:
-            raise EngineDeadError("this engine was shut down; make a new one")
+            raise EngineDeadError(self._why_gone)
         return self._core
 
     @property
@@ -152,6 +174,7 @@ class ThreadClient:
     """
 
     def __init__(self, config: EngineConfig, on_death: Callable[[], None], tracer: Tracer | None = None) -> None:
+        begin_model(config)
         self._core = EngineCore(config, tracer)
         self.handle = self._core.handle
         self.num_blocks = self._core.num_blocks
@@ -190,7 +213,7 @@ class ThreadClient:
         if self._death is not None:
             raise EngineDeadError(str(self._death)) from self._death
         if self._stopping.is_set():
-            raise EngineDeadError("this engine was shut down; make a new one")
+            raise EngineDeadError(_SHUT_DOWN)
 
     def wait_until_ready(self) -> None:
         """Return at once: a client that was made is ready."""
