@@ -24,6 +24,7 @@ FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16
 QUANTIZED_DTYPES = {"I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "F8_E4M3": torch.float8_e4m3fn}
 """What the parts of quantised weights may be stored as besides."""
 MAX_INDEX_BYTES = 256 << 20
+_MAX_NAME = 255
 MAX_NAMED = 8
 """So many problems are spelled out in one message."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -119,13 +120,20 @@ def _sharded_files(folder: Path, index: Path) -> list[Path]:
         ) from error
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise ModelLoadError(f"{index}: weight_map must name files in the same folder, got {names[:3]}")
-    missing = [name for name in names if not (folder / name).is_file()]
+    missing = [name for name in names if not _is_file(folder / name)]
     if missing:
         raise ModelLoadError(
             f"{folder}: {len(missing)} of {len(names)} shards named in {INDEX_NAME} are missing: "
-            f"{', '.join(missing[:MAX_NAMED])}; download the model again"
+            f"{', '.join(name[:_MAX_NAME] for name in missing[:MAX_NAMED])}; download the model again"
         )
     return [folder / name for name in names]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # the name is too long, or a part of the path cannot be read
+        return False
 
 
 def _read_header(file: Path) -> list[StoredTensor]:

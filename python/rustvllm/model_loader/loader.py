@@ -32,7 +32,7 @@ from rustvllm.model_loader.dummy_weights import fill_dummy_weights
 from rustvllm.model_loader.filling import LayerPacker, Match, fill_from_checkpoint, match_tensors, stored_of_stage
 from rustvllm.model_loader.gguf_tensors import read_gguf_headers
 from rustvllm.model_loader.progress import LoadProgress
-from rustvllm.model_loader.quantized_tensors import QuantizedTensor, join_quantized
+from rustvllm.model_loader.quantized_tensors import QuantizedTensor, join_quantized, refuse_undescribed
 from rustvllm.models.interface import CausalLM
 from rustvllm.models.registry import make_model
 
@@ -134,6 +134,7 @@ def _read_headers(model_config: ModelConfig) -> dict[str, StoredTensor]:
         return read_gguf_headers(path)
     stored, how = read_headers(path), read_quantization(model_config.hf_config, path)
     if how is None:
+        refuse_undescribed(stored, path)
         return stored
     return join_quantized(stored, how, path, is_turned=model_config.architecture == "GPT2LMHeadModel")
 

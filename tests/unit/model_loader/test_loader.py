@@ -218,6 +218,8 @@ def test_damaged_index(tmp_path, config):
     message = refused(tmp_path)
     assert "2 of 3 shards" in message
     assert "b.safetensors, c.safetensors" in message
+    index.write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": "x" * 300}}))  # longer than a file's name
+    assert "1 of 2 shards" in refused(tmp_path)
 
 
 def test_a_tensor_in_two_files(tmp_path, config):

@@ -13,7 +13,7 @@ from rustvllm.exceptions import ModelLoadError
 from rustvllm.model_loader.checkpoint import read_headers
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_numbers import dense_rows
-from rustvllm.model_loader.quantized_tensors import join_quantized
+from rustvllm.model_loader.quantized_tensors import join_quantized, refuse_undescribed
 from rustvllm.model_loader.reading import TensorReader
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
@@ -24,6 +24,12 @@ PACKED = {
     "config_groups": {"g": {"weights": {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True}}},
 }
 CONFIGS = {"gptq": GPTQ, "awq": AWQ, "packed": PACKED}
+
+
+def weights_of(**changes):
+    return PACKED | {"config_groups": {"g": {"weights": PACKED["config_groups"]["g"]["weights"] | changes}}}
+
+
 LAYER = "model.layers.0.mlp.up_proj"
 
 
@@ -79,6 +85,8 @@ def spoil(name, index, value):
         ("gptq", drop("qweight"), "but no qweight"),
         ("awq", drop("qzeros"), "but no qzeros"),
         ("packed", drop("weight_scale"), "but no weight_scale"),
+        ("asymmetric", lambda _: None, r"up_proj: it has weight_packed, .*, but no weight_zero_point"),
+        ("fp8", put("weight", torch.ones(24, 64).to(torch.float8_e4m3fn)), "it has weight, but no weight_scale"),
         ("packed", drop("weight_shape"), "it has weight_packed, but no weight_shape"),
         ("gptq", put("scales", np.ones((3, 24), np.float16)), r"up_proj.scales' is F16 \[3, 24\], expected \[2, 24\]"),
         ("gptq", put("scales", np.ones((2, 24), np.int32)), "has dtype I32, not F16 or BF16 or F32"),
@@ -100,10 +108,23 @@ def spoil(name, index, value):
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(kind, edit, says, tmp_path):
-    tensors, _ = layer(kind)
+    tensors = {} if kind == "fp8" else layer("packed" if kind == "asymmetric" else kind)[0]
     edit(tensors)
+    others = {"asymmetric": weights_of(symmetric=False), "fp8": {"quant_method": "fp8"}}
     with pytest.raises(ModelLoadError, match=says):
-        join(tmp_path, tensors, CONFIGS[kind])
+        join(tmp_path, tensors, (CONFIGS | others)[kind])
+
+
+@pytest.mark.parametrize("kind", [*CONFIGS, "fp8"])
+def test_quantised_weights_without_a_configuration_are_named(kind, tmp_path):
+    numbers = {f"{LAYER}.weight": torch.ones(24, 64).to(torch.float8_e4m3fn), f"{LAYER}.weight_scale": torch.ones(1)}
+    tensors = numbers if kind == "fp8" else {name: torch.tensor(value) for name, value in layer(kind)[0].items()}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"1 tensors \(.*up_proj.*but config.json has no quantization_config"):
+        refuse_undescribed(read_headers(tmp_path), tmp_path)
+    plain = {"a.weight": torch.ones(2), "a.weight_scale": torch.ones(1)}  # what a model has that is not quantised
+    save_file(plain, tmp_path / "model.safetensors")
+    refuse_undescribed(read_headers(tmp_path), tmp_path)
 
 
 def test_many_misfits_are_counted(tmp_path):
@@ -127,10 +148,6 @@ def test_a_block_that_is_larger_than_the_weight(tmp_path):
     with TensorReader(LoadProgress("m", is_shown=False)) as reader:
         ((_, rows),) = dense_rows(reader, joined[f"{LAYER}.weight"])
     assert torch.equal(rows, weight.float() * 0.5)
-
-
-def weights_of(**changes):
-    return PACKED | {"config_groups": {"g": {"weights": PACKED["config_groups"]["g"]["weights"] | changes}}}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +183,8 @@ def weights_of(**changes):
         ),
         (PACKED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "with sparse weights"),
         (PACKED | {"transform_config": {"R1": {}}}, "with rotated weights"),
+        (weights_of(type="uint"), "in the format 'pack-quantized' of type 'uint'"),
+        ("gptq", "quantization_config must be a JSON object or null, got 'gptq'"),
         (weights_of(num_bits=3), "; rustvllm reads 4 and 8 bits"),
         (weights_of(strategy="tensor_group", group_size=None), "with the strategy 'tensor_group' for scales"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "in the format 'e5m2'; rustvllm reads e4m3"),

@@ -46,6 +46,7 @@ class StoredQuantization:
         is_less_one: GPTQ's first form, which stores zero points less one.
         file: That says so, for messages.
         block: Outputs and inputs that share a scale, of FP8 by blocks; None: as the shape of the scales says.
+        needs_zeros: Every weight must have zero points, because the configuration says that none is symmetric.
     """
 
     method: str
@@ -54,6 +55,7 @@ class StoredQuantization:
     file: Path
     is_less_one: bool = False
     block: tuple[int, int] | None = None
+    needs_zeros: bool = False
 
     def __str__(self) -> str:
         bits = " and ".join(str(bits) for bits in self.bits)
@@ -67,11 +69,16 @@ def find_quantization(config: Mapping[str, Any], path: Path) -> Mapping[str, Any
     Args:
         config: ``config.json`` with the values that override it.
         path: The model's folder.
+
+    Raises:
+        ModelLoadError: One of them is not a JSON object.
     """
     for key in ("quantization_config", "compression_config"):
         if key in config:
             how = config[key]
-            return how if isinstance(how, Mapping) and how else None
+            if how is not None and not isinstance(how, Mapping):
+                raise ModelLoadError(f"{path / 'config.json'}: {key} must be a JSON object or null, got {how!r:.80}")
+            return how or None
     for name in _OLD_FILES:
         file = path / name
         if not file.is_file() or file.stat().st_size > _MAX_OLD_BYTES:
@@ -172,6 +179,7 @@ def _compressed(how: Mapping[str, Any], file: Path) -> StoredQuantization:
         )
     bits: dict[int, None] = {}
     sizes: dict[int, None] = {}
+    is_symmetric: list[bool] = []
     block = None
     for name, group in groups.items():
         weights = group.get("weights") if isinstance(group, Mapping) else None
@@ -179,12 +187,13 @@ def _compressed(how: Mapping[str, Any], file: Path) -> StoredQuantization:
             raise _refusal(file, what, f" whose config group {name!r:.40} does not quantise weights")
         form = group.get("format") or how.get("format")
         read = _CT_FORMATS.get(form) if isinstance(form, str) else None
-        is_float = weights.get("type", "int") == "float"
-        if read is None or (is_float and read == "packed") or (not is_float and read == "fp8"):
+        kind = weights.get("type", "int")
+        is_float = kind == "float"
+        if kind not in ("int", "float") or read not in (("whole", "fp8") if is_float else ("packed", "whole")):
             raise _refusal(
-                file, what, f" in the format {form!r:.40} of type {weights.get('type', 'int')!r:.20}; rustvllm reads "
-                f"{', '.join(_CT_FORMATS)}"
+                file, what, f" in the format {form!r:.40} of type {kind!r:.20}; rustvllm reads {', '.join(_CT_FORMATS)}"
             )  # fmt: skip
+        is_symmetric.append(is_float or weights.get("symmetric") is not False)
         bits[_one_of(weights, ("num_bits",), (8,) if is_float else (4, 8), file, what)] = None
         strategy = weights.get("strategy")
         if strategy in (None, "group") and weights.get("group_size") is not None:
@@ -201,7 +210,8 @@ def _compressed(how: Mapping[str, Any], file: Path) -> StoredQuantization:
                 f" with the strategy {strategy!r:.40} for scales; rustvllm reads tensor, channel and group, and "
                 "block for floats",
             )
-    return StoredQuantization("compressed-tensors", tuple(bits), tuple(sizes), file, block=block)
+    zeros = not any(is_symmetric)
+    return StoredQuantization("compressed-tensors", tuple(bits), tuple(sizes), file, block=block, needs_zeros=zeros)
 
 
 def _fp8(how: Mapping[str, Any], file: Path) -> StoredQuantization:
