@@ -30,6 +30,7 @@ class ModelConfig:
         tokenizer: Name of the tokenizer when it was given apart from the model.
         tokenizer_path: Folder with ``tokenizer.json``, or a GGUF file; None with ``skip_tokenizer_init``.
         hf_config: ``config.json`` as it is.
+        config_file: What ``hf_config`` was read from, for messages: a ``config.json``, or a GGUF file.
         architecture: Model class, for instance ``LlamaForCausalLM``.
         dtype: ``float32``, ``float16`` or ``bfloat16`` (``auto`` only before it is resolved).
         max_model_len: Most tokens of prompt and output together.
@@ -80,6 +81,7 @@ class ModelConfig:
     logits_processors: tuple[Any, ...] = ()
     model_impl: str = "rustvllm"
     fit_max_model_len: bool = False
+    config_file: Path | None = None
 
     def __post_init__(self) -> None:
         require_choice("model_impl", self.model_impl, MODEL_IMPLS[1:])

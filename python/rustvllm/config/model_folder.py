@@ -98,22 +98,22 @@ def read_model_config(
     if gguf is not None and model_impl == "transformers":
         raise ConfigError(f"model_impl is transformers, but {path.name} is a GGUF file: leave model_impl out")
     stored = _read_stored(path, gguf, hf_config_path)
+    file = path if gguf is not None and hf_config_path is None else (hf_config_path or path) / "config.json"
     config = merge_overrides(stored, hf_overrides or {})
     if gguf is None:
         read_quantization(config, path)  # refuses what is not read
-    architecture, model_impl = find_architecture(config, path, model_impl)
+    architecture, model_impl = find_architecture(config, file, model_impl)
     if model_impl == "rustvllm":
         config = text_config(config)
-    numbers: dict[str, Any] = dict(_read_numbers(config, architecture, path))
+    numbers: dict[str, Any] = dict(_read_numbers(config, architecture, file))
     positions = numbers.pop("max_positions")
     heads = numbers["num_attention_heads"]
-    kv_heads = heads if architecture in MULTI_HEAD else _optional_int(config, "num_key_value_heads", path, heads)
-    head_dim = _optional_int(config, "head_dim", path, HEAD_DIMS.get(architecture, 0))
+    kv_heads = heads if architecture in MULTI_HEAD else _optional_int(config, "num_key_value_heads", file, heads)
+    head_dim = _optional_int(config, "head_dim", file, HEAD_DIMS.get(architecture, 0))
     if not head_dim:
         if numbers["hidden_size"] % heads:
             raise ModelLoadError(
-                f"{path / 'config.json'}: hidden_size {numbers['hidden_size']} is not a multiple of "
-                f"num_attention_heads {heads}"
+                f"{file}: hidden_size {numbers['hidden_size']} is not a multiple of num_attention_heads {heads}"
             )
         head_dim = numbers["hidden_size"] // heads
     if gguf is not None and generation_config == "auto":
@@ -121,18 +121,19 @@ def read_model_config(
     else:
         generation = _read_generation_config(path, generation_config)
     generation.update(override_generation_config or {})
-    longest = _longest(config, positions, path)
+    longest = _longest(config, positions, file)
     try:
         return ModelConfig(
             model=model,
             path=path,
             hf_config=config,
+            config_file=file,
             architecture=architecture,
             dtype=resolve_dtype(dtype, device, config),
             max_model_len=_check_max_model_len(max_model_len, longest, model),
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            eos_token_ids=_eos_token_ids(generation, config, numbers["vocab_size"], path),
+            eos_token_ids=_eos_token_ids(generation, config, numbers["vocab_size"], file),
             generation_config=generation,
             model_impl=model_impl,
             trust_remote_code=trust_remote_code,
@@ -141,7 +142,7 @@ def read_model_config(
         )
     except ConfigError as error:
         if str(error).startswith("num_attention_heads"):
-            raise ModelLoadError(f"{path / 'config.json'}: {error}") from error
+            raise ModelLoadError(f"{file}: {error}") from error
         raise
 
 
@@ -177,11 +178,16 @@ def merge_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     return merged
 
 
-def find_architecture(config: Mapping[str, Any], path: Path, model_impl: str = "auto") -> tuple[str, str]:
+def find_architecture(config: Mapping[str, Any], file: Path, model_impl: str = "auto") -> tuple[str, str]:
     """The class that serves a model, and who provides it.
 
     The first of ``architectures`` that this project has, or the one that ``model_type`` stands for when none is named;
     else the first that transformers may have. Whether that can run is known once transformers is imported.
+
+    Args:
+        config: Of the model.
+        file: That it was read from, for messages.
+        model_impl: As for :func:`read_model_config`.
 
     Returns:
         The class's name, and ``rustvllm`` or ``transformers``.
@@ -207,19 +213,19 @@ def find_architecture(config: Mapping[str, Any], path: Path, model_impl: str = "
     supported = f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
     if model_impl == "rustvllm":
         raise ModelLoadError(
-            f"{path / 'config.json'} {what}; with --model-impl rustvllm {supported}; --model-impl auto also tries "
+            f"{file} {what}; with --model-impl rustvllm {supported}; --model-impl auto also tries "
             "transformers' modelling code"
         )
     others = "and, through transformers' modelling code, decoders whose class ends in ForCausalLM"
     candidate = next((name for name in names if name.endswith(_FALLBACK_ENDINGS)), None)
     if candidate is None:
-        raise ModelLoadError(f"{path / 'config.json'} {what}; {supported}, {others}")
+        raise ModelLoadError(f"{file} {what}; {supported}, {others}")
     why = _UNREACHABLE.get(model_type) if isinstance(model_type, str) else None
     if config.get("is_encoder_decoder") is True:
         why = "it is an encoder-decoder model, and rustvllm only serves decoders"
     if why is not None:
         raise ModelLoadError(
-            f"{path / 'config.json'} {what}, which rustvllm does not have, and cannot run through transformers' "
+            f"{file} {what}, which rustvllm does not have, and cannot run through transformers' "
             f"modelling code: {why}; {supported}, {others}"
         )
     return candidate, "transformers"
@@ -268,7 +274,7 @@ def _parse_int(digits: str) -> int:
     return int(digits)
 
 
-def _read_numbers(config: Mapping[str, Any], architecture: str, path: Path) -> dict[str, int]:
+def _read_numbers(config: Mapping[str, Any], architecture: str, file: Path) -> dict[str, int]:
     numbers: dict[str, int] = {}
     missing = []
     for field, names in ({**_NAMES, **_NAMES_OF_ARCHITECTURE.get(architecture, {})}).items():
@@ -276,33 +282,30 @@ def _read_numbers(config: Mapping[str, Any], architecture: str, path: Path) -> d
         if name is None:
             missing.append(names[0])
         else:
-            numbers[field] = _positive_int(config[name], name, path)
+            numbers[field] = _positive_int(config[name], name, file)
             if field == "num_layers" and numbers[field] > MAX_LAYERS:
-                raise ModelLoadError(
-                    f"{path / 'config.json'}: {name} is {numbers[field]}, but the limit is {MAX_LAYERS} layers"
-                )
+                raise ModelLoadError(f"{file}: {name} is {numbers[field]}, but the limit is {MAX_LAYERS} layers")
     if missing:
         raise ModelLoadError(
-            f"{path / 'config.json'} lacks {', '.join(missing)}, which {architecture} needs; --hf-overrides can add "
-            "missing values"
+            f"{file} lacks {', '.join(missing)}, which {architecture} needs; --hf-overrides can add missing values"
         )
     return numbers
 
 
-def _positive_int(value: object, name: str, path: Path) -> int:
+def _positive_int(value: object, name: str, file: Path) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ModelLoadError(f"{path / 'config.json'}: {name} must be a positive integer, got {value!r:.80}")
+        raise ModelLoadError(f"{file}: {name} must be a positive integer, got {value!r:.80}")
     if value > MAX_INTEGER:
-        raise ModelLoadError(f"{path / 'config.json'}: {name} is {value!s:.80}, but may be at most {MAX_INTEGER}")
+        raise ModelLoadError(f"{file}: {name} is {value!s:.80}, but may be at most {MAX_INTEGER}")
     return value
 
 
-def _optional_int(config: Mapping[str, Any], name: str, path: Path, default: int) -> int:
+def _optional_int(config: Mapping[str, Any], name: str, file: Path, default: int) -> int:
     value = config.get(name)
-    return default if value is None else _positive_int(value, name, path)
+    return default if value is None else _positive_int(value, name, file)
 
 
-def _longest(config: Mapping[str, Any], positions: int, path: Path) -> int:
+def _longest(config: Mapping[str, Any], positions: int, file: Path) -> int:
     """Positions the model can tell apart, with the scaling of its rotary embedding.
 
     Raises:
@@ -328,7 +331,7 @@ def _longest(config: Mapping[str, Any], positions: int, path: Path) -> int:
     stretched = trained * float(factor)
     if not stretched <= MAX_INTEGER:  # true for NaN too
         raise ModelLoadError(
-            f"{path / 'config.json'}: the rope scaling factor {factor!r:.80} turns {trained} positions into "
+            f"{file}: the rope scaling factor {factor!r:.80} turns {trained} positions into "
             f"{stretched:g}, but the limit is {MAX_INTEGER}"
         )
     return int(stretched)
@@ -359,20 +362,20 @@ def _read_generation_config(path: Path, source: str) -> dict[str, Any]:
 
 
 def _eos_token_ids(
-    generation: Mapping[str, Any], config: Mapping[str, Any], vocab_size: int, path: Path
+    generation: Mapping[str, Any], config: Mapping[str, Any], vocab_size: int, config_file: Path
 ) -> tuple[int, ...]:
     """Ids that end a generation: from generation_config.json, else config.json. Either may name one or several."""
-    for source, file in ((generation, "generation_config.json"), (config, "config.json")):
+    for source, file in ((generation, config_file.with_name("generation_config.json")), (config, config_file)):
         value = source.get("eos_token_id")
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]
         for token_id in ids:
             if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise ModelLoadError(f"{path / file}: eos_token_id must hold token ids, got {value!r:.80}")
+                raise ModelLoadError(f"{file}: eos_token_id must hold token ids, got {value!r:.80}")
         outside = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
         if outside:  # a default that a configuration with a smaller vocabulary inherited: it can never be sampled
-            logger.warning("%s: eos_token_id %s is outside the vocabulary of %d", path / file, outside, vocab_size)
+            logger.warning("%s: eos_token_id %s is outside the vocabulary of %d", file, outside, vocab_size)
         ids = [token_id for token_id in ids if 0 <= token_id < vocab_size]
         return tuple(dict.fromkeys(ids))
     return ()

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from rustvllm.config.checkpoint.gguf_file import is_gguf
 from rustvllm.config.checkpoint.whole_forms import NumberForm
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.linear import LinearKernel
@@ -166,7 +167,9 @@ def match_tensors(model: CausalLM, folder: Path, stored: dict[str, StoredTensor]
     _check(model, folder, sources, shapes)
     for _, source, name in doubles:
         if source.shape != shapes[name]:
-            raise ModelLoadError(f"{folder}: the weights do not match config.json: {_misshapen(source, shapes[name])}")
+            raise ModelLoadError(
+                f"{folder}: the weights do not match {_description(folder)}: {_misshapen(source, shapes[name])}"
+            )
     check_cuts(sources, slices)
     return Match(sources, targets, slices, doubles)
 
@@ -401,9 +404,14 @@ def _check(model: CausalLM, folder: Path, sources: dict[str, StoredTensor], shap
         return
     more = f"; and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""
     raise ModelLoadError(
-        f"{folder}: the weights do not match the {type(model).__name__} that config.json describes: "
+        f"{folder}: the weights do not match the {type(model).__name__} that {_description(folder)} describes: "
         f"{'; '.join(problems[:MAX_NAMED])}{more}"
     )
+
+
+def _description(folder: Path) -> str:
+    """What describes the model, for messages."""
+    return "its metadata" if is_gguf(folder) else "config.json"
 
 
 def _misshapen(stored: StoredTensor, expected: tuple[int, ...]) -> str:

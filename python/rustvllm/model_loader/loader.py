@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from rustvllm.config import LoadConfig, ModelConfig
 
 logger = init_logger(__name__)
+
+_UNNAMED: Final = "config.json"
+"""How messages of layers begin, which know a model's configuration, but not its file."""
 
 
 def load_model(
@@ -74,7 +77,7 @@ def load_model(
     build = make_model(model_config, group, stage)
     stored = None if load_config.load_format == "dummy" else _read_headers(model_config)
     # On the meta device a model takes no memory: what it needs is known before it is taken.
-    with _defaults(dtype, torch.device("meta")), shared_by(group, stage):
+    with _defaults(dtype, torch.device("meta")), shared_by(group, stage), _named_errors(model_config):
         outline = build()
     limit = outline.max_positions
     if limit is not None and model_config.max_model_len > limit:
@@ -207,6 +210,18 @@ def _too_large(
         f"{name} needs {readable_size(size)} in {str(dtype).removeprefix('torch.')} for its parameters, but "
         f"{readable_size(available)} are free on {device}; {'; '.join(advice)}"
     )
+
+
+@contextmanager
+def _named_errors(model_config: ModelConfig) -> Iterator[None]:
+    """Errors of layers say ``config.json``; here they get the path of what that is: a GGUF file has no such file."""
+    try:
+        yield
+    except ModelLoadError as error:
+        message = str(error)
+        if model_config.config_file is None or not message.startswith(_UNNAMED):
+            raise
+        raise ModelLoadError(f"{model_config.config_file}{message.removeprefix(_UNNAMED)}") from error
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 
 from rustvllm.config.engine_args import EngineArgs
 from rustvllm.config.model_folder import read_model_config
-from rustvllm.exceptions import ConfigError, ModelLoadError
+from rustvllm.exceptions import ConfigError, ModelLoadError, ModelNotFoundError
 
 BASE = {
     "context_length": 64, "embedding_length": 32, "block_count": 2, "feed_forward_length": 64,
@@ -71,13 +71,44 @@ def test_metadata_becomes_a_configuration(tmp_path):
         ),
         ({"keys": {"general.type": "adapter"}}, "does not hold a model: its general.type is 'adapter'"),
         ({"keys": {"llama.rope.scaling.type": "odd"}}, "llama.rope.scaling.type is 'odd'"),
+        ({"keys": {"llama.rope.dimension_count": 7}}, "llama.rope.dimension_count must be an even number from 2 to 8"),
+        ({"keys": {"llama.rope.dimension_count": 10}}, "must be an even number from 2 to 8, the features of a head"),
+        ({"keys": {"tokenizer.ggml.tokens": [1, 2]}}, "tokenizer.ggml.tokens must be a list of texts, got [1, 2]"),
+        ({"values": {**BASE, "attention.head_count_kv": 3}}, "num_attention_heads (4) must be a multiple of"),
+        ({"values": {**BASE, "block_count": 5000}}, "num_hidden_layers is 5000, but the limit is 4096 layers"),
+        (
+            {"values": {**BASE, "context_length": 2**32 - 1}},
+            "max_position_embeddings is 4294967295, but may be at most",
+        ),
+        (
+            {"keys": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": float("inf")}},
+            "the rope scaling factor inf turns 64 positions into inf",
+        ),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(options, says, tmp_path):
     with pytest.raises(ModelLoadError) as caught:
         read_model_config(write(tmp_path / "m.gguf", **options), model="m")
     assert says in str(caught.value)
-    assert "m.gguf" in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path / "m.gguf"))
+    assert "config.json" not in str(caught.value), "there is no such file"
+
+
+def test_the_file_that_an_error_names_is_the_one_that_was_read(tmp_path):
+    config = read_model_config(write(tmp_path / "m.gguf", keys={"tokenizer.ggml.eos_token_id": 97}), model="m")
+    assert config.config_file == tmp_path / "m.gguf"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.json").write_text(json.dumps(dict(config.hf_config) | {"num_hidden_layers": 0}))
+    with pytest.raises(
+        ModelLoadError, match=r"other/config\.json: num_hidden_layers must be a positive integer, got 0"
+    ):
+        read_model_config(tmp_path / "m.gguf", model="m", hf_config_path=tmp_path / "other")
+
+
+def test_a_folder_without_the_first_of_several_files(tmp_path):
+    write(tmp_path / "m-00002-of-00003.gguf")
+    with pytest.raises(ModelNotFoundError, match=r"but the first file, m-00001-of-00003\.gguf, is missing: fetch it"):
+        EngineArgs(model=str(tmp_path), skip_tokenizer_init=True, device="cpu").create_engine_config()
 
 
 def test_a_damaged_file_is_refused_with_its_name(tmp_path):

@@ -25,11 +25,12 @@ LLAMA = {
 OPTIONAL_KEYS = ("architectures", "num_key_value_heads", "max_position_embeddings")
 
 
-def load(folder, config=None, *, load_format="auto", dtype=torch.float32, max_model_len=16, seed=0):
+def load(folder, config=None, *, load_format="auto", dtype=torch.float32, max_model_len=16, seed=0, config_file=None):
     hf_config = config if config is not None else json.loads((folder / "config.json").read_text())
     model_config = SimpleNamespace(
         model="m", path=folder, hf_config=hf_config, architecture=hf_config["architectures"][0],
         max_model_len=max_model_len, seed=seed, model_impl="rustvllm",
+        config_file=config_file or (folder and folder / "config.json"),
     )  # fmt: skip
     return load_model(model_config, LoadConfig(load_format=load_format), dtype, torch.device("cpu"), 1 << 30)
 
@@ -138,6 +139,14 @@ def refused(folder, config=None, **options):
     with pytest.raises(ModelLoadError) as caught:
         load(folder, config, **options)
     return str(caught.value)
+
+
+def test_errors_of_layers_name_the_file_that_the_value_is_from(tmp_path):
+    write(tmp_path, LLAMA, tensors_of(LLAMA))
+    assert refused(tmp_path, LLAMA | {"rope_theta": -5.0}).startswith(f"{tmp_path}/config.json: rope type 'default'")
+    wrong, file = LLAMA | {"rms_norm_eps": -1.0}, tmp_path / "m.gguf"
+    message = refused(None, wrong, load_format="dummy", config_file=file)
+    assert message == f"{file}: 'rms_norm_eps' must be a positive number, got -1.0"
 
 
 def test_missing_unexpected_and_misshapen_tensors_are_all_named(tmp_path, config):

@@ -121,6 +121,11 @@ def _rotary(file: GgufFile, architecture: str) -> dict[str, Any]:
     theta = file.number(f"{prefix}.rope.freq_base", 10_000.0)
     config["rope_theta"] = theta
     turned = file.integer(f"{prefix}.rope.dimension_count")
+    if turned is not None and (not 0 < turned <= config["head_dim"] or turned % 2):
+        raise ModelLoadError(
+            f"{file.path}: {prefix}.rope.dimension_count must be an even number from 2 to {config['head_dim']}, the "
+            f"features of a head, got {turned}"
+        )
     if turned is not None and turned != config["head_dim"]:
         config["partial_rotary_factor"] = turned / config["head_dim"]
     scaling = _rope_scaling(file, config)

@@ -27,6 +27,7 @@ WHOLE_TYPES: Final[Mapping[str, NumberForm]] = {
 """Types whose numbers are whole ones with scales → how the CPU keeps them: as they are."""
 SERVED_TYPES: Final = (*FLOAT_TYPES, *WHOLE_TYPES)
 """Tensor types that rustvllm reads."""
+_PLURALS: Final[Mapping[type, str]] = {str: "texts", int: "whole numbers", float: "numbers"}
 _MAX_NAMED: Final = 4
 
 
@@ -137,7 +138,7 @@ class GgufFile:
             raise self.wrong(key, "true or false", value)
         return value
 
-    def items(self, key: str, kind: type | tuple[type, ...]) -> list[Any]:
+    def items(self, key: str, kind: type) -> list[Any]:
         """A list of the metadata whose elements are of one kind; empty when it is not there.
 
         Raises:
@@ -147,7 +148,7 @@ class GgufFile:
         if value is None:
             return []
         if not isinstance(value, list) or (value and not isinstance(value[0], kind)):
-            raise self.wrong(key, "a list with elements of another type", value)
+            raise self.wrong(key, f"a list of {_PLURALS[kind]}", value)
         return value
 
     def numbers_of(self, name: str) -> list[float] | None:

@@ -29,8 +29,14 @@ def choose_file(files: Iterable[str], label: str | None, where: str) -> str:
     Raises:
         ModelNotFoundError: None or several are meant; lists what there is.
     """
-    first = [file for file in sorted(files) if _is_first(file)]
+    names = sorted(files)
+    first = [file for file in names if _is_first(file)]
     if not first:
+        later = next((file for file in names if _PART.search(file)), None)
+        if later is not None:
+            raise ModelNotFoundError(
+                f"{where} has {later}, but the first file, {parts_of(later)[0]}, is missing: fetch it"
+            )
         raise ModelNotFoundError(f"{where} has no GGUF file that holds a model")
     if label is not None:
         first_of_label = [file for file in first if label_of(file).lower() == label.lower()]
