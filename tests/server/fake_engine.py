@@ -34,8 +34,8 @@ class FakeTokenizer:
     eos_token_id = EOS
     vocab_size = VOCAB_SIZE
 
-    def __init__(self, chat_template: str | None = None) -> None:
-        self.chat_template = chat_template
+    def __init__(self, chat_template: str | None = None, tool_template: str | None = None) -> None:
+        self.chat_template, self.tool_template = chat_template, tool_template
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return ([BOS] if add_special_tokens else []) + list(text.encode())

@@ -107,6 +107,21 @@ async def test_a_model_without_template_gets_the_plain_one():
     assert text_of(engine.seen[2]) == "system: Be brief.\nuser: Hi\nassistant: Yes?"
 
 
+@pytest.mark.parametrize("choice", ["auto", "none"])
+async def test_a_template_of_its_own_for_tools_renders_requests_with_tools(choice, caplog):
+    engine = FakeEngine(chat_template="D:{{ messages[0].content }}")
+    engine.tokenizer.tool_template = "T:{{ tools|length }}:{{ messages[0].content }}<tool_call>{{ '{\"name\": 1}' }}"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    async with serving(engine) as (client, _):
+        assert "parsing tool calls as hermes" in caplog.text
+        for extra in ({}, {"tools": tools, "tool_choice": choice}):
+            answer = await client.post(URL, json={"messages": USER, "max_tokens": 1, **extra})
+            assert answer.status_code == 200, answer.text
+    plain, with_tools = (text_of(request) for request in engine.seen)
+    assert plain.startswith("D:")
+    assert with_tools.startswith("T:1:")
+
+
 async def test_roles_parts_names_and_tools_reach_the_template():
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "One"}, {"type": "text", "text": "two"}]},

@@ -18,7 +18,7 @@ from rustvllm.config.checkpoint.gguf_file import is_gguf
 from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.config.model_folder import read_model_config
 from rustvllm.exceptions import RustVLLMError
-from rustvllm.text.tokenizer import read_chat_template
+from rustvllm.text.tokenizer import read_chat_templates
 from rustvllm.worker.host_resources import memory_limit
 
 _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
@@ -63,7 +63,7 @@ def describe(model: str, revision: str | None = None) -> dict[str, Any]:
     for form in forms:
         bytes_of[form.kind] += form.num_bytes
     num_bytes = sum(bytes_of.values())
-    template = read_chat_template(found.path)
+    templates = read_chat_templates(found.path)
     rounds = envs.activations() != "float"
     kept = {dtype: kept_layers(forms, size, round_activations=rounds) for dtype, size in _ITEM_BYTES.items()}
     weights = {dtype: sum(layer.num_bytes for layer in layers) for dtype, layers in kept.items()}
@@ -81,8 +81,8 @@ def describe(model: str, revision: str | None = None) -> dict[str, Any]:
         "bytes": num_bytes,
         "quantization": None if how is None else str(how),
         "forms": {kind: round(size / max(num_bytes, 1), 4) for kind, size in bytes_of.most_common()},
-        "chat_template": template is not None,
-        "tools": template is not None and "tools" in template,
+        "chat_template": templates.default is not None,
+        "tools": templates.tool_use is not None or "tools" in (templates.default or ""),
         "weights_bytes": weights,
         "kv_cache_bytes": {
             str(length): {d: _kv_bytes(config, length, d) for d in (*_ITEM_BYTES, _SMALLEST_CACHE)}

@@ -75,8 +75,12 @@ class ServedModel:
             )
         tokens = {} if self.tokenizer is None else special_tokens(self.tokenizer)
         self.chat_renderer = ChatRenderer(self.chat_template, tokens, f"the chat template of {self.names[0]}")
+        self.tool_renderer, tool_template = self.chat_renderer, getattr(self.tokenizer, "tool_template", None)
+        if tool_template and not settings.chat_template:
+            whose = f"the chat template for tools (tool_use) of {self.names[0]}"
+            self.tool_renderer = ChatRenderer(tool_template, tokens, whose)
         self.turn_formats = find_turn_formats(
-            self.chat_template,
+            "\n".join(dict.fromkeys((self.chat_template, self.tool_renderer.template))),
             self.tokenizer,
             settings.tool_call_parser,
             settings.reasoning_parser,
@@ -224,6 +228,7 @@ class ServerState:
         """End the processes that render chat templates."""
         if self._model is not None:
             self._model.chat_renderer.close()
+            self._model.tool_renderer.close()
 
     async def abort_all(self) -> None:
         """Abort every engine request; each open answer ends with finish reason ``abort``."""

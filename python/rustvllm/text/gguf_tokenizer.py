@@ -96,11 +96,6 @@ def tokenizer_config(file: GgufFile) -> dict[str, Any]:
     return config
 
 
-def chat_template(file: GgufFile) -> str | None:
-    """The chat template; None without one."""
-    return file.text("tokenizer.chat_template", "") or None
-
-
 def _added(token_id: int, token: str, kind: int) -> dict[str, Any]:
     return {
         "id": token_id, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,

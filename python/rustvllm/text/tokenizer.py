@@ -12,13 +12,13 @@ from rustvllm import _core
 from rustvllm.config.checkpoint.gguf_file import GgufFile, is_gguf
 from rustvllm.exceptions import InvalidRequestError, ModelLoadError
 from rustvllm.text import gguf_tokenizer
-from rustvllm.text.tokenizer_json import check_size, load_tokenizer_json, read_object
+from rustvllm.text.model_templates import NO_TEMPLATES, ModelTemplates
+from rustvllm.text.tokenizer_json import load_tokenizer_json, read_object
 from rustvllm.text.tokenizer_pool import TokenizerPool
 
 TokenIds = _core.TokenIds
 """Token ids as an array: what entry points make of long lists."""
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_DEFAULT_TEMPLATE = "default"
 
 
 class Tokenizer:
@@ -27,6 +27,7 @@ class Tokenizer:
     Attributes:
         core: The Rust tokenizer, for an output processor.
         chat_template: Jinja source of the model's chat template; None when it has none.
+        tool_template: Of the one for conversations with tools; None when it has none of its own.
         special_tokens_map: Special tokens by name (``bos_token`` …), as text.
         bos_token_id: Id of the beginning-of-sequence token; None without one.
         eos_token_id: Id of the end-of-sequence token; None without one.
@@ -36,13 +37,13 @@ class Tokenizer:
         self,
         core: _core.Tokenizer,
         config: dict[str, Any] | None = None,
-        chat_template: str | None = None,
+        templates: ModelTemplates = NO_TEMPLATES,
     ) -> None:
-        """Put a core tokenizer and a parsed ``tokenizer_config.json`` together."""
+        """Put a core tokenizer, a parsed ``tokenizer_config.json`` and chat templates together."""
         config = config or {}
         self.core = core
         self._pool: TokenizerPool | None = None  # made for the first long text
-        self.chat_template = chat_template
+        self.chat_template, self.tool_template = templates.default, templates.tool_use
         self.special_tokens_map = _special_tokens(config)
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_id = self._id_of("eos_token")
@@ -60,12 +61,10 @@ class Tokenizer:
         """
         if is_gguf(folder):
             file = GgufFile(folder)
-            return cls(
-                read_core_tokenizer(folder), gguf_tokenizer.tokenizer_config(file), gguf_tokenizer.chat_template(file)
-            )
+            return cls(read_core_tokenizer(folder), gguf_tokenizer.tokenizer_config(file), ModelTemplates.of_gguf(file))
         config = read_object(folder / "tokenizer_config.json")
         core = read_core_tokenizer(folder)
-        return cls(core, config, _chat_template(folder, config))
+        return cls(core, config, ModelTemplates.of_folder(folder, config))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``.
@@ -164,15 +163,15 @@ class Tokenizer:
         return None if token is None else self.core.token_to_id(token)
 
 
-def read_chat_template(place: Path) -> str | None:
-    """The chat template of a model folder or a GGUF file; None without one.
+def read_chat_templates(place: Path) -> ModelTemplates:
+    """The chat templates of a model folder or a GGUF file.
 
     Raises:
         ModelLoadError: A file cannot be read.
     """
     if is_gguf(place):
-        return gguf_tokenizer.chat_template(GgufFile(place))
-    return _chat_template(place, read_object(place / "tokenizer_config.json"))
+        return ModelTemplates.of_gguf(GgufFile(place))
+    return ModelTemplates.of_folder(place, read_object(place / "tokenizer_config.json"))
 
 
 def read_core_tokenizer(place: Path) -> _core.Tokenizer:
@@ -200,28 +199,6 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             tokens[name] = value
     return tokens
-
-
-def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """The chat template: a file of its own wins over the one in ``tokenizer_config.json``."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        check_size(path)
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelLoadError(f"cannot read the chat template {path}: {error}") from error
-    template = config.get("chat_template")
-    if template is None:
-        template = read_object(folder / "chat_template.json").get("chat_template")
-    if isinstance(template, list):  # several, by name
-        named = {
-            entry.get("name"): entry.get("template")
-            for entry in template
-            if isinstance(entry, dict) and isinstance(entry.get("template"), str)
-        }
-        template = named.get(_DEFAULT_TEMPLATE)
-    return template if isinstance(template, str) else None
 
 
 def max_token_chars(tokenizer: Tokenizer | None) -> int:

@@ -6,6 +6,7 @@ from rustvllm.config import ModelConfig
 from rustvllm.config.checkpoint.gguf_file import GgufFile, is_gguf
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.text import gguf_tokenizer
+from rustvllm.text.model_templates import ModelTemplates
 
 
 def load_transformers_tokenizer(model: ModelConfig) -> Any:
@@ -46,7 +47,7 @@ def _of_gguf(file: GgufFile) -> Any:
         tokenizer_object=made,
         add_bos_token=config["add_bos_token"],
         add_eos_token=config["add_eos_token"],
-        chat_template=gguf_tokenizer.chat_template(file),
+        chat_template=ModelTemplates.of_gguf(file).default,
         clean_up_tokenization_spaces=False,
         **special,
     )

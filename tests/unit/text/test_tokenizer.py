@@ -110,12 +110,46 @@ def test_a_beginning_that_is_not_there_is_not_added(folder):
         ({}, {"chat_template__json": '{"chat_template": "J"}'}, "J"),
         ({"chat_template": [{"name": "default", "template": "D"}, {"name": "x", "template": "X"}]}, {}, "D"),
         ({"chat_template": [{"name": "x", "template": "X"}]}, {}, None),
+        ({"chat_template": {"default": "D", "tool_use": "T"}}, {}, "D"),
+        ({"chat_template": {"default": "D"}}, {"chat_template__jinja": "F"}, "F"),
+        ({}, {"chat_template__json": '{"chat_template": {"default": "J"}}'}, "J"),
+        ({"chat_template": {"x": "X", "tool_use": "T"}}, {}, None),
+        ({"chat_template": {"default": 5}}, {}, None),
+        ({"chat_template": [{"name": ["x"], "template": "X"}, 7, {"template": "Y"}]}, {}, None),
         ({"chat_template": 5}, {}, None),
         ({}, {}, None),
     ],
 )
 def test_chat_template(folder, config, files, template):
     assert Tokenizer.from_folder(folder(config, **files)).chat_template == template
+
+
+def test_the_template_for_conversations_with_tools(folder):
+    in_list = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    for named in (in_list, {"default": "D", "tool_use": "T"}):
+        tokenizer = Tokenizer.from_folder(folder({"chat_template": named}))
+        assert (tokenizer.chat_template, tokenizer.tool_template) == ("D", "T")
+    place = folder({"chat_template": "D"}, chat_template__jinja="F")
+    (place / "additional_chat_templates").mkdir()
+    (place / "additional_chat_templates/tool_use.jinja").write_text("U")
+    tokenizer = Tokenizer.from_folder(place)
+    assert (tokenizer.chat_template, tokenizer.tool_template) == ("F", "U")
+    (place / "chat_template.jinja").unlink()
+    tokenizer = Tokenizer.from_folder(place)
+    assert (tokenizer.chat_template, tokenizer.tool_template) == ("D", "U")
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ({"x": "X", "y": "Y"}, "no chat template is named default (there are: x, y); choose one with --chat-template"),
+        ([], "no chat template is named default (there are: none)"),
+        (5, "chat_template must be a text, or texts by name; ignoring int"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_used_is_said(folder, caplog, template, says):
+    Tokenizer.from_folder(folder({"chat_template": template}))
+    assert says in caplog.text
 
 
 def test_lone_surrogates(folder):

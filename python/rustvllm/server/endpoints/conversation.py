@@ -194,7 +194,8 @@ async def render_prompt(
         **variables,
     }
     own = request.chat_template
-    template = model.chat_template if own is None else own
+    renderer = model.chat_renderer if options["tools"] is None else model.tool_renderer
+    template = renderer.template if own is None else own
 
     def build(walks_through_parts: bool) -> list[dict[str, Any]]:
         in_parts = shows_parts(state.settings.chat_template_content_format, walks_through_parts)
@@ -202,7 +203,6 @@ async def render_prompt(
 
     if own is not None:
         return await render_once(template, special_tokens(model.tokenizer), build, options)
-    renderer = model.chat_renderer
     prepared = await at_size(lambda: renderer.prepare(build(renderer.walks_through_parts), options))
     return await renderer.render(prepared)
 
