@@ -481,6 +481,10 @@ WRONG = {
     ),
     "rank": (lambda f: edit_config(f, r=64), r"LoRA rank 64 \(r\) is greater than max_lora_rank 16"),
     "rank of a pattern": (lambda f: edit_config(f, rank_pattern={"q_proj": 17}), "LoRA rank 17"),
+    "an expression that takes for ever": (
+        lambda f: edit_config(f, rank_pattern={"(([a-z_.0-9]+)+)+!": 8}), "exceed the limit of 2 seconds and 512 MiB",
+    ),
+    "a scale that is too large": (lambda f: edit_config(f, lora_alpha=1e300), r"scale .*lora_alpha and r.* float32"),
     "no rank": (lambda f: edit_config(f, r=None), "r must be a whole number"),
     "another rank": (lambda f: edit_tensors(f, of_other_rank), "has rank 8, but adapter_config.json says 4"),
     "no magnitudes": (lambda f: edit_config(f, use_dora=True), "has lora_A but no lora_magnitude_vector"),

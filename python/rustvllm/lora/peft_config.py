@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rustvllm.exceptions import ModelLoadError
+from rustvllm.lora.name_patterns import NamePatterns, check_expression
 
 MAX_CONFIG_BYTES: Final = 4 << 20
 MAX_PATTERN_CHARACTERS: Final = 2000
@@ -60,22 +60,58 @@ class PeftConfig:
     is_partial: bool
     base_model: str
 
+    def for_modules(self, adapter: str, modules: Collection[str]) -> ModuleSettings:
+        """The same for the modules of a model.
+
+        Args:
+            adapter: Its name, for messages.
+            modules: Their names, as the adapter has them and as the model does.
+
+        Raises:
+            ModelLoadError: Expressions take too long to match.
+        """
+        wholes = [each for each in (self.target_modules, self.exclude_modules) if isinstance(each, str)]
+        patterns = NamePatterns(adapter, [*self.rank_pattern, *self.alpha_pattern], wholes, modules)
+        return ModuleSettings(self, patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSettings:
+    """What the file says of each module of a model.
+
+    Attributes:
+        config: The file.
+        patterns: The matches of its expressions.
+    """
+
+    config: PeftConfig
+    patterns: NamePatterns
+
     def rank_of(self, module: str) -> int:
         """The rank of a module's matrices."""
-        return int(_by_pattern(self.rank_pattern, module, self.rank))
+        return self.patterns.first(self.config.rank_pattern, module, self.config.rank)
 
     def scale_of(self, module: str) -> float:
         """The factor on a module's product of matrices."""
-        rank, alpha = self.rank_of(module), float(_by_pattern(self.alpha_pattern, module, self.alpha))
-        return alpha / math.sqrt(rank) if self.uses_rslora else alpha / rank
+        rank, alpha = self.rank_of(module), self.patterns.first(self.config.alpha_pattern, module, self.config.alpha)
+        return alpha / math.sqrt(rank) if self.config.uses_rslora else alpha / rank
 
     def targets(self, modules: Iterable[str]) -> list[str]:
         """Those of a model's modules that the file names, so that their matrices must be there."""
-        if self.is_partial:
+        config = self.config
+        if config.is_partial:
             return []
         return [
-            name for name in modules if _names(self.target_modules, name) and not _names(self.exclude_modules, name)
+            name
+            for name in modules
+            if self._names(config.target_modules, name) and not self._names(config.exclude_modules, name)
         ]
+
+    def _names(self, wanted: tuple[str, ...] | str, module: str) -> bool:
+        """Whether a list of ends, or an expression for the whole name, names a module of the model's blocks."""
+        if isinstance(wanted, str):
+            return wanted == "all-linear" or self.patterns.has_whole(wanted, module)
+        return any(module == end or module.endswith(f".{end}") for end in wanted)
 
 
 def read_peft_config(path: Path, name: str, max_rank: int) -> PeftConfig:
@@ -191,23 +227,8 @@ def _check_expression(pattern: str, key: str, name: str) -> None:
     try:
         if len(pattern) > MAX_PATTERN_CHARACTERS:
             raise ValueError(f"it has {len(pattern)} characters; the limit is {MAX_PATTERN_CHARACTERS}")
-        re.compile(pattern)
-    except (re.error, ValueError, RecursionError, OverflowError) as error:
+        check_expression(pattern)
+    except (ValueError, RecursionError, OverflowError) as error:
         raise ModelLoadError(
             f"adapter {name!r}: {key} has an invalid regular expression: {pattern!r:.100}: {error}"
         ) from error
-
-
-def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """The value of the first pattern that is the module's name, or its end from a dot on."""
-    for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default
-
-
-def _names(wanted: tuple[str, ...] | str, module: str) -> bool:
-    """Whether a list of ends, or an expression for the whole name, names a module of the model's blocks."""
-    if isinstance(wanted, str):
-        return wanted == "all-linear" or re.fullmatch(wanted, module) is not None
-    return any(module == end or module.endswith(f".{end}") for end in wanted)

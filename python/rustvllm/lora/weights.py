@@ -16,7 +16,7 @@ from torch import Tensor
 from rustvllm.config.lora import CONFIG_NAME, WEIGHTS_NAME
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.lora.modules import LinearPart, find_part, full_names
-from rustvllm.lora.peft_config import PeftConfig, read_peft_config
+from rustvllm.lora.peft_config import ModuleSettings, read_peft_config
 
 if TYPE_CHECKING:
     from rustvllm.models.interface import CausalLM
@@ -147,13 +147,15 @@ def read_adapter(
         with safe_open(file, framework="pt", device="cpu") as opened:
             keys = opened.keys()
             pairs = _pairs(name, keys, has_magnitudes=config.uses_dora)
+            names = full_names(model, parts)
+            settings = config.for_modules(name, {*pairs, *names})
             shapes = {key: tuple(opened.get_slice(key).get_shape()) for key in keys}
-            placed = {module: _place(name, module, pairs[module], shapes, config, model, parts) for module in pairs}
-            _check_complete(name, config, model, parts, placed)
+            placed = {module: _place(name, module, pairs[module], shapes, settings, model, parts) for module in pairs}
+            _check_complete(name, settings, names, parts, placed)
             read = []
             for module, part in placed.items():
                 matrices = {kind: opened.get_tensor(key) for kind, key in pairs[module].items()}
-                read.append(_scaled(name, module, part, matrices, config))
+                read.append(_scaled(name, module, part, matrices, settings))
             return read
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelLoadError(f"adapter {name!r}: {file} is not a complete safetensors file: {error}") from error
@@ -199,12 +201,12 @@ def _place(
     module: str,
     keys: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
-    config: PeftConfig,
+    settings: ModuleSettings,
     model: CausalLM,
     parts: Mapping[str, LinearPart],
 ) -> LinearPart:
     """The part of the model that a module's matrices fit."""
-    part = find_part(model, parts, module)
+    part, config = find_part(model, parts, module), settings.config
     made_for = f"; it was made for {config.base_model!r:.200}" if config.base_model else ""
     if part is None:
         what = "embeddings and heads" if module.endswith(("lm_head", "embed_out", "embed_tokens", "wte")) else "this"
@@ -226,26 +228,25 @@ def _place(
             f"adapter {name!r}: the magnitudes of {module} are {shapes[keys[_MAGNITUDES]]}, but it has {num_outputs} "
             "outputs"
         )
-    if down[0] != config.rank_of(module):
+    if down[0] != settings.rank_of(module):
         raise ModelLoadError(
-            f"adapter {name!r}: {module} has rank {down[0]}, but {CONFIG_NAME} says {config.rank_of(module)}"
+            f"adapter {name!r}: {module} has rank {down[0]}, but {CONFIG_NAME} says {settings.rank_of(module)}"
         )
     return part
 
 
 def _check_complete(
     name: str,
-    config: PeftConfig,
-    model: CausalLM,
+    settings: ModuleSettings,
+    names: Mapping[str, str],
     parts: Mapping[str, LinearPart],
     placed: Mapping[str, LinearPart],
 ) -> None:
     """Every module that the configuration names has its matrices, and no two have the same place."""
-    names = full_names(model, parts)
     places = {(id(part.linear), part.first) for part in placed.values()}
     if len(places) < len(placed):
         raise ModelLoadError(f"adapter {name!r}: two of its modules refer to the same part of the model")
-    wanted = config.targets(names)
+    wanted = settings.targets(names)
     missing = [full for full in wanted if (id(parts[names[full]].linear), parts[names[full]].first) not in places]
     if missing:
         raise ModelLoadError(
@@ -255,7 +256,7 @@ def _check_complete(
 
 
 def _scaled(
-    name: str, module: str, part: LinearPart, matrices: Mapping[str, Tensor], config: PeftConfig
+    name: str, module: str, part: LinearPart, matrices: Mapping[str, Tensor], settings: ModuleSettings
 ) -> ModuleMatrices:
     for kind, matrix in matrices.items():
         if matrix.dtype not in _FLOATS:
@@ -268,6 +269,14 @@ def _scaled(
     for kind, found in numbers.items():
         if not np.isfinite(found).all():
             raise ModelLoadError(f"adapter {name!r}: lora_{kind} of {module} has a value that is not finite")
-    down, up = torch.from_numpy(numbers["A"]), torch.from_numpy(numbers["B"] * np.float32(config.scale_of(module)))
+    scale = settings.scale_of(module)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = numbers["B"] * np.float32(scale)
+    if not np.isfinite(scaled).all():
+        raise ModelLoadError(
+            f"adapter {name!r}: lora_B of {module} times its scale {scale:g} (lora_alpha and r) is more than float32 "
+            "holds"
+        )
+    down, up = torch.from_numpy(numbers["A"]), torch.from_numpy(scaled)
     magnitudes = torch.from_numpy(numbers[_MAGNITUDES].ravel()) if _MAGNITUDES in numbers else None
     return ModuleMatrices(name, module, part, down, up, magnitudes)
