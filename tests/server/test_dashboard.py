@@ -20,7 +20,9 @@ from rustvllm.observe.metrics.history import COLUMNS
 from rustvllm.server.dashboard import journey_stream, state_feed
 from rustvllm.server.dashboard.journey_stream import journey_events
 from rustvllm.server.dashboard.page import page
-from rustvllm.server.dashboard.state_feed import StateFeed
+from rustvllm.server.dashboard.routes import MAX_JOURNEYS
+from rustvllm.server.dashboard.state_feed import MAX_VIEWERS, StateFeed
+from rustvllm.server.errors import UnavailableError
 from rustvllm.server.flags.serve_args import add_cli_args
 from rustvllm.server.flags.settings import ServerSettings
 from rustvllm.server.state import ServerState, ServerStatus
@@ -216,13 +218,16 @@ async def test_a_state_that_cannot_be_told_ends_the_stream_and_is_logged(quick, 
         assert data_of(await anext(events))["server"]["serves"]
 
 
-async def test_the_feed_ends_when_the_server_stops_and_has_room_for_so_many(quick, monkeypatch):
+async def test_the_feed_ends_when_the_server_stops_and_has_room_for_so_many(quick):
     feed, state = feed_of(FakeEngine())
     async with asyncio.timeout(20), aclosing(feed.watch()) as events:
         await anext(events)
-        monkeypatch.setattr(state_feed, "MAX_VIEWERS", 1)
-        with pytest.raises(Exception, match="already has its maximum of 1 viewers"):
-            feed.check_room()
+        for _ in range(MAX_VIEWERS):
+            feed.seats.take()
+        with pytest.raises(UnavailableError, match="already has its maximum of 64 viewers"):
+            feed.seats.take()
+        feed.seats.leave()
+        feed.seats.take()
         state.status = ServerStatus.STOPPING
         rest = [data_of(event) async for event in events]
         assert rest[-1]["server"]["status"] == "stopping"
@@ -328,6 +333,29 @@ def test_the_state_of_two_engines_under_load(server):
         # The viewers before this one have gone, and the server knows.
         with client.stream("GET", "/dashboard/events") as response:
             assert any(state["server"]["num_viewers"] == 1 for _, state in named_events(response))
+
+
+async def test_so_many_journeys_are_watched_and_no_more_however_many_come_at_once(server):
+    url = httpx.URL(server.url)
+    request = "GET /dashboard/journey?request_id=never HTTP/1.1\r\n"
+    request += f"Host: {url.host}:{url.port}\r\nAuthorization: {KEY['Authorization']}\r\n\r\n"
+
+    async def begin():
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(request.encode())
+        return int((await reader.readline()).split()[1]), writer
+
+    async def statuses_of(count):
+        answers = await asyncio.gather(*(begin() for _ in range(count)))
+        for _, writer in answers:
+            writer.close()
+            await writer.wait_closed()
+        return sorted(status for status, _ in answers)
+
+    async with asyncio.timeout(60):
+        assert await statuses_of(20) == [200] * MAX_JOURNEYS + [503] * (20 - MAX_JOURNEYS)
+        while set(await statuses_of(MAX_JOURNEYS)) != {200}:  # until the server sees that the others have gone
+            pass
 
 
 def test_a_journey_is_streamed_whichever_engine_has_the_request(server):

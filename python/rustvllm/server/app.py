@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from rustvllm import __version__
 from rustvllm.exceptions import InvalidRequestError, RustVLLMError
 from rustvllm.server import errors
+from rustvllm.server.dashboard.routes import journey_seats
 from rustvllm.server.dashboard.state_feed import StateFeed
 from rustvllm.server.endpoint_table import ENDPOINTS, UNBUILT_ENDPOINTS
 from rustvllm.server.endpoints import front_page
@@ -74,7 +75,7 @@ def build_app(state: ServerState) -> FastAPI:
     )
     app.state.server = state
     app.state.dashboard_feed = StateFeed(state)
-    app.state.num_journeys = 0
+    app.state.journey_seats = journey_seats()
     for row in (*ENDPOINTS, *UNBUILT_ENDPOINTS):
         app.add_api_route(row.path, row.handler, methods=[row.method], include_in_schema=row.is_documented)
     if docs:

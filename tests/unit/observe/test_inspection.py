@@ -122,6 +122,17 @@ def test_a_journey_is_told_from_the_queue_to_the_end(asker):
     asker.ask("journey", do="end", request_id="one")  # idempotent
 
 
+def test_a_viewer_that_goes_ends_no_others_journey(asker):
+    for _ in range(3):
+        asker.ask("journey", do="begin", request_id="one")
+    asker.ask("journey", do="end", request_id="one")
+    assert asker.ask("journey", do="take", request_id="one")["records"] == []
+    asker.ask("journey", do="end", request_id="one")
+    assert asker.core.watch.tracer is not None
+    asker.ask("journey", do="end", request_id="one")
+    assert asker.core.watch.tracer is None
+
+
 def test_a_watch_without_readers_ends(asker, monkeypatch):
     asker.ask("journey", do="begin", request_id="a")
     asker.ask("journey", do="begin", request_id="b")

@@ -58,7 +58,7 @@ class RequestWatch:
                 raise InvalidRequestError(f"since must be a whole number of at least 0, got {since!r:.80}", "since")
             return self._take(request_id, since, now)
         if do == "end":
-            self._sink.watches.pop(request_id, None)
+            self._end(request_id)
             self._rest_if_unwatched()
             return {}
         raise InvalidRequestError(f"do must be begin, take or end, got {do!r:.80}", "do")
@@ -68,6 +68,10 @@ class RequestWatch:
             raise InvalidRequestError(
                 f"{MAX_WATCHES} requests are already watched, which is the limit; try again later"
             )
+        if (watch := self._sink.watches.get(request_id)) is not None:
+            watch.num_viewers += 1
+            watch.last_asked_ns = now
+            return
         was_unwatched = not self._sink.watches
         self._sink.watches[request_id] = _Watch(request_id, now)
         if not was_unwatched:
@@ -78,6 +82,15 @@ class RequestWatch:
         else:
             self._engine.tracer.add_sink(self._sink)
         self._engine.add(self._look_after)
+
+    def _end(self, request_id: str) -> None:
+        """A viewer goes; the last one ends the watch."""
+        watch = self._sink.watches.get(request_id)
+        if watch is None:
+            return
+        watch.num_viewers -= 1
+        if not watch.num_viewers:
+            del self._sink.watches[request_id]
 
     def _take(self, request_id: str, since: int, now: int) -> dict[str, Any]:
         self._engine.flush()  # adds what happened outside of steps
@@ -117,6 +130,7 @@ class _Watch:
     def __init__(self, request_id: str, now: int) -> None:
         self.journey = RequestJourney(request_id, MAX_RECORDS)
         self.last_asked_ns = now
+        self.num_viewers = 1
         self.is_finished = False
         self.steps: set[int] = set()
 

@@ -1,7 +1,6 @@
 """The endpoints of the live page: the page, the state of the engines, the last hour, the journey of a request."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Final
 
 from starlette.requests import Request
@@ -11,9 +10,10 @@ from starlette.types import Receive, Scope, Send
 from rustvllm.server.dashboard.access import check_access
 from rustvllm.server.dashboard.journey_stream import journey_events
 from rustvllm.server.dashboard.page import DATA_HEADERS, page
+from rustvllm.server.dashboard.seats import Seats
 from rustvllm.server.dashboard.state_feed import StateFeed
-from rustvllm.server.errors import BadRequestError, UnavailableError
-from rustvllm.server.state import ServerState
+from rustvllm.server.errors import BadRequestError
+from rustvllm.server.state import ServedModel, ServerState
 
 MAX_JOURNEYS: Final = 8
 """Journeys that are watched at the same time, of one API process: an engine has room for those of two."""
@@ -39,8 +39,8 @@ async def events(request: Request) -> Response:
     state = _state(request)
     check_access(request, state.settings.dashboard)
     feed: StateFeed = request.app.state.dashboard_feed
-    feed.check_room()
-    return _EventStream(feed.watch())
+    feed.seats.take()
+    return _EventStream(feed.watch(), feed.seats)
 
 
 async def history(request: Request) -> Response:
@@ -63,26 +63,22 @@ async def journey(request: Request) -> Response:
             f"request_id must have 1 to {_MAX_ID_CHARS} printable characters, got {len(request_id)}.",
             param="request_id",
         )
-    if request.app.state.num_journeys >= MAX_JOURNEYS:
-        raise UnavailableError(
-            f"At most {MAX_JOURNEYS} journeys can be watched at once; try again later.", retry_after=5
-        )
-    return _EventStream(_counted(request, request_id))
+    seats: Seats = request.app.state.journey_seats
+    seats.take()
+    return _EventStream(_journey_events(state.model, request_id), seats)
 
 
-async def _counted(request: Request, request_id: str) -> AsyncGenerator[bytes, None]:
-    app_state, model = request.app.state, _state(request).model
+def journey_seats() -> Seats:
+    """The seats of those who watch journeys."""
+    return Seats(MAX_JOURNEYS, f"At most {MAX_JOURNEYS} journeys can be watched at once; try again later.")
+
+
+def _journey_events(model: ServedModel, request_id: str) -> AsyncGenerator[bytes, None]:
 
     def text_of(token_id: int) -> str:
         return "" if model.tokenizer is None else str(model.tokenizer.decode([token_id], skip_special_tokens=False))
 
-    app_state.num_journeys += 1
-    try:
-        async with aclosing(journey_events(model.engine, request_id, text_of)) as events_of_it:
-            async for event in events_of_it:
-                yield event
-    finally:
-        app_state.num_journeys -= 1
+    return journey_events(model.engine, request_id, text_of)
 
 
 def _state(request: Request) -> ServerState:
@@ -91,15 +87,16 @@ def _state(request: Request) -> ServerState:
 
 
 class _EventStream(StreamingResponse):
-    """Events until they end or the reader goes, which ends them at once."""
+    """Events until they end or the reader goes, which ends them at once and gives the reader's seat back."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], seats: Seats) -> None:
         super().__init__(events, media_type="text/event-stream", headers=DATA_HEADERS)
-        self._events = events
+        self._events, self._seats = events, seats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the stream (the ASGI entry point)."""
         try:
             await super().__call__(scope, receive, send)
         finally:
+            self._seats.leave()
             await self._events.aclose()

@@ -14,7 +14,7 @@ from rustvllm.logger import init_logger
 from rustvllm.observe.metrics.history import INTERVAL_SECONDS, MetricsHistory
 from rustvllm.process.health import EngineHealth
 from rustvllm.process.resident_memory import resident_bytes
-from rustvllm.server.errors import UnavailableError
+from rustvllm.server.dashboard.seats import Seats
 from rustvllm.server.state import ServedModel, ServerState, ServerStatus
 from rustvllm.server.stream.sse import json_bytes
 
@@ -38,6 +38,7 @@ class StateFeed:
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
+        self.seats = Seats(MAX_VIEWERS, f"The live page already has its maximum of {MAX_VIEWERS} viewers.")
         self._num_viewers = 0
         self._poller: asyncio.Task[None] | None = None
         self._news = asyncio.Condition()
@@ -63,11 +64,6 @@ class StateFeed:
     def num_viewers(self) -> int:
         """Who looks now."""
         return self._num_viewers
-
-    def check_room(self) -> None:
-        """Raise UnavailableError when as many look as may."""
-        if self._num_viewers >= MAX_VIEWERS:
-            raise UnavailableError(f"The live page already has its maximum of {MAX_VIEWERS} viewers.", retry_after=5)
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
         """Events with the newest state, until the server stops or the viewer goes."""
