@@ -121,11 +121,18 @@ def test_a_run_that_was_ended_goes_on(tmp_path, capsys):
 def test_what_cannot_be_is_said_before_a_model_is_loaded(tmp_path, capsys):
     source = tmp_path / "in.jsonl"
     source.write_text("")
+    workings = [tmp_path / "kept.partial", tmp_path / "kept.writing"]
+    for working in workings:
+        working.write_text("an input")
     for arguments, code, says in (
         (["-i", tmp_path / "none", "-o", tmp_path / "out"], 1, "none is not there"),
         (["-i", tmp_path, "-o", tmp_path / "out"], 1, "not a regular file"),
         (["-i", source, "-o", tmp_path / "none" / "out"], 1, "folder"),
         (["-i", source, "-o", source], 1, "same file"),
+        *(
+            (["-i", working, "-o", tmp_path / "kept", "--resume"], 1, "or choose another output")
+            for working in workings
+        ),
         (["-i", source, "-o", "http://host/out", "--output-tmp-dir", tmp_path / "none"], 1, "is not a folder"),
         (["-i", "http://127.0.0.1:1/in?sig=secret", "-o", tmp_path / "out"], 1, "cannot fetch http://127.0.0.1:1/in:"),
         (["-i", source, "-o", tmp_path / "out"], 0, "no lines"),
@@ -135,6 +142,7 @@ def test_what_cannot_be_is_said_before_a_model_is_loaded(tmp_path, capsys):
         assert says in printed
         assert "secret" not in printed
     assert (tmp_path / "out").read_bytes() == b""
+    assert [working.read_text() for working in workings] == ["an input"] * 2
     for arguments, says in (
         ([], "-i/--input-file, -o/--output-file"),
         (["-i", "a", "-o", "b", "--inptu", "c"], "--inptu"),

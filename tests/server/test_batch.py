@@ -205,6 +205,14 @@ def test_journals_that_cannot_be(tmp_path):
     with pytest.raises(ConfigError, match="not a journal of a batch at byte 0"):
         BatchJournal(tmp_path / "other", resume=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.partial"], "an empty journal goes"
+    for text in ('{"custom_id":"a","method":"POST"}', "x"):  # without a line end
+        (tmp_path / "other.partial").write_text(text)
+        with pytest.raises(ConfigError, match="not a journal of a batch at byte 0; delete or rename it"):
+            BatchJournal(tmp_path / "other", resume=True)
+        assert (tmp_path / "other.partial").read_text() == text, "another program's file stays whole"
+    (tmp_path / "half.partial").write_text('{"id":"batch_re')  # all that a killed run has written
+    with BatchJournal(tmp_path / "half", resume=True) as journal:
+        assert journal.earlier == {}
 
 
 def test_the_window_keeps_steps_full_and_the_queue_unrefused():

@@ -18,6 +18,10 @@ from rustvllm.exceptions import ConfigError
 from rustvllm.process.private_file import open_private
 
 SUFFIX = ".partial"
+WHOLE_SUFFIX = ".writing"
+"""Of the output while it is put together at the end."""
+_BEGINNING = b'{"id":'
+"""Of every answer."""
 
 Place = tuple[int, int]
 """Where an answer is in the journal: its first byte, and how many."""
@@ -83,16 +87,23 @@ class BatchJournal:
         with self.path.open("rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
+                    if not line.startswith(_BEGINNING[: len(line)]):  # another program's file, which must stay whole
+                        raise self._stranger(place)
                     break
                 try:
                     answer = json.loads(line)
                     if answer["response"]["status_code"] == 200:
                         self.earlier[str(answer["id"])] = (place, len(line))
                 except (ValueError, KeyError, TypeError):
-                    raise ConfigError(f"{self.path} is not a journal of a batch at byte {place}; delete it") from None
+                    raise self._stranger(place) from None
                 place += len(line)
         self._file.truncate(place)
         self._end = place
+
+    def _stranger(self, place: int) -> ConfigError:
+        return ConfigError(
+            f"{self.path} is not a journal of a batch at byte {place}; delete or rename it, or choose another output"
+        )
 
     def add(self, answer: bytes) -> Place:
         """Append an answer, a line with its line end.
@@ -120,7 +131,7 @@ class BatchJournal:
         Raises:
             OSError: It cannot be written; the journal stays.
         """
-        whole = self._output.with_name(self._output.name + ".tmp")
+        whole = self._output.with_name(self._output.name + WHOLE_SUFFIX)
         try:
             whole.unlink(missing_ok=True)  # of a run that was killed here
             with self.path.open("rb") as journal, open(whole, "xb", opener=open_private) as output:

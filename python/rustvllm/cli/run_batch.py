@@ -165,6 +165,7 @@ class _Files:
             ConfigError: No such file, or both are the same.
             RemoteFileError: It cannot be fetched.
         """
+        from rustvllm.batch.journal import SUFFIX, WHOLE_SUFFIX
         from rustvllm.batch.remote_file import download, is_url
 
         if is_url(args.input_file):
@@ -186,6 +187,13 @@ class _Files:
             raise ConfigError(f"the output's folder {target.absolute().parent} does not exist")
         if target.exists() and target.samefile(source):
             raise ConfigError(f"input and output are the same file, {target}")
+        for suffix in (SUFFIX, WHOLE_SUFFIX):
+            working = target.with_name(target.name + suffix)
+            if working.exists() and working.samefile(source):
+                raise ConfigError(
+                    f"the input {source} is where run-batch keeps the answers for {target} while it runs: rename it, "
+                    "or choose another output"
+                )
         return cls(source, target)
 
 
