@@ -11,6 +11,7 @@ from typing import Any, Final
 from rustvllm.config.checkpoint.gguf_file import WHOLE_TYPES, GgufFile, is_gguf
 from rustvllm.config.checkpoint.lfs_pointer import what_to_do
 from rustvllm.config.checkpoint.quantized_folders import StoredQuantization
+from rustvllm.config.checkpoint.weight_files import INDEX_NAME, weight_files
 from rustvllm.config.checkpoint.whole_forms import SCALE_KINDS, NumberForm, common_form
 from rustvllm.exceptions import ModelLoadError
 
@@ -186,19 +187,37 @@ def _tensors(path: Path) -> Iterator[StoredForm]:
         for name, kind, shape, _, _, num_bytes in GgufFile(path).header.tensors():
             yield StoredForm(name, kind, prod(shape), num_bytes, WHOLE_TYPES.get(kind))
         return
-    for file in sorted(path.glob("*.safetensors")):
-        if file.name.startswith("consolidated"):
-            continue
-        for name, about in _header(file).items():
+    if not (path / INDEX_NAME).is_file() and not any(path.glob("*.safetensors")):
+        return
+    files: dict[str, Path] = {}
+    for file in weight_files(path):
+        end, header = 0, _header(file)
+        for name, about in header.items():
             if name == "__metadata__":
                 continue
+            if (other := files.setdefault(name, file)) != file:
+                raise ModelLoadError(f"{path}: tensor {name!r} is in {other.name} and in {file.name}")
             try:
                 first, last = about["data_offsets"]
+                end = max(end, last)
                 yield StoredForm(name, str(about["dtype"]), prod(about["shape"]), last - first)
             except (TypeError, KeyError, ValueError) as error:
                 raise ModelLoadError(
                     f"{file}: the header describes the tensor {name!r:.80} wrongly: {error!r:.80}"
                 ) from error
+        _check_length(file, end)
+
+
+def _check_length(file: Path, end: int) -> None:
+    """Refuse a file that has ended before its last tensor does, which is ``end`` bytes behind its header."""
+    with file.open("rb") as opened:
+        needed = _LENGTH_BYTES + int.from_bytes(opened.read(_LENGTH_BYTES), "little") + end
+    size = file.stat().st_size
+    if size < needed:
+        raise ModelLoadError(
+            f"{file}: not a complete safetensors file: it has {size} bytes, but its header describes {needed}; it is "
+            "truncated or damaged, download it again"
+        )
 
 
 def _header(file: Path) -> dict[str, Any]:
