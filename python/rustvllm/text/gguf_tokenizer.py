@@ -58,7 +58,7 @@ def tokenizer_json(file: GgufFile) -> bytes:
     make = {"llama": _sentencepiece, "gpt2": _byte_level}.get(kind)
     if make is None:
         what = f"a tokenizer of the kind {kind!r:.80}" if kind else "no tokenizer"
-        raise ModelLoadError(f"{file.path} has {what}; supported: llama (SentencePiece) and gpt2 (BPE). {_INSTEAD}")
+        raise ModelLoadError(f"{file.path} has {what}; supported: llama (SentencePiece) and gpt2 (BPE); {_INSTEAD}")
     tokens = file.items(f"{_PREFIX}.tokens", str)
     types = file.items(f"{_PREFIX}.token_type", int) or [1] * len(tokens)
     if not tokens or len(types) != len(tokens):
@@ -160,7 +160,7 @@ def _byte_level(
     pre = file.text(f"{_PREFIX}.pre", "")
     if pre not in _CUTS:
         what = f"the pre-tokenizer {pre!r:.80}" if pre else "no tokenizer.ggml.pre, so how it cuts text is not known"
-        raise ModelLoadError(f"{file.path} has {what}; supported: {', '.join(_CUTS)}. {_INSTEAD}")
+        raise ModelLoadError(f"{file.path} has {what}; supported: {', '.join(_CUTS)}; {_INSTEAD}")
     merges = [merge.split(" ") for merge in file.items(f"{_PREFIX}.merges", str)]
     for merge in merges:
         if len(merge) != 2 or any(piece not in vocabulary for piece in (*merge, "".join(merge))):

@@ -10,7 +10,7 @@ import pytest
 from gguf_files import write_tokenizer
 from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.text.tokenizer import Tokenizer
+from rustvllm.text.tokenizer import Tokenizer, read_chat_templates
 
 NUM_LINES = int(os.environ.get("RUSTVLLM_TEST_LINES", "10000"))
 pytestmark = pytest.mark.timeout(max(120, NUM_LINES // 100))
@@ -171,3 +171,14 @@ def test_a_right_one_is_read(tmp_path):
     tokenizer = Tokenizer.from_folder(tokenizer_file(tmp_path / "t.gguf"))
     assert tokenizer.encode("abba") == [2, 1, 0]
     assert isinstance(tokenizer.core, _core.Tokenizer)
+
+
+def test_the_template_for_tools_comes_along(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
+    writer.add_chat_template([{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    templates = read_chat_templates(tmp_path / "t.gguf")
+    assert (templates.default, templates.tool_use) == ("D", "T")
