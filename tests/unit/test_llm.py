@@ -437,6 +437,17 @@ def test_chat_renders_parts_tools_and_open_messages(make):
     assert prompt(opened, add_generation_prompt=False, continue_final_message=True) == "user:x;assistant:y"
 
 
+def test_chat_with_tools_uses_the_models_template_for_tools(make):
+    llm = make()
+    tokenizer = llm.llm_engine.get_tokenizer()
+    tokenizer.chat_template, tokenizer.tool_template = "plain", "with {{ tools | length }} tools"
+    messages, tools = [{"role": "user", "content": "x"}], [{"type": "function", "function": {"name": "look"}}]
+    assert llm.chat(messages, GREEDY, use_tqdm=False)[0].prompt == "plain"
+    assert llm.chat(messages, GREEDY, use_tqdm=False, tools=tools)[0].prompt == "with 1 tools"
+    own = llm.chat(messages, GREEDY, use_tqdm=False, tools=tools, chat_template="mine")
+    assert own[0].prompt == "mine"
+
+
 @pytest.mark.parametrize(
     ("options", "param", "says"),
     [

@@ -96,13 +96,17 @@ def test_a_progress_bar_that_fails_leaves_no_prompts_behind(llm, when):
         (range(97, 99), ["cdef"]),
         (np.array(["a", "m"]), ["bcde", "nopq"]),
     ],
-    ids=repr,
+    ids=["generator", "map", "keys", "generator of ids", "iterator of one", "nothing", "range", "array"],
 )
 def test_whatever_gives_prompts_in_an_order(llm, prompts, expected):
     assert texts(llm.generate(prompts, GREEDY, use_tqdm=False)) == expected
 
 
-@pytest.mark.parametrize("prompts", [{"a", "m"}, frozenset("a"), bytearray(b"a"), None, 5, 5.0, object()], ids=repr)
+@pytest.mark.parametrize(
+    "prompts",
+    [{"a", "m"}, frozenset("a"), bytearray(b"a"), None, 5, 5.0, object()],
+    ids=["set", "frozenset", "bytearray", "None", "5", "5.0", "object"],
+)
 def test_what_has_no_order_or_is_no_prompt_is_refused(llm, prompts):
     with pytest.raises(InvalidRequestError, match="prompts"):
         llm.generate(prompts, GREEDY, use_tqdm=False)

@@ -83,7 +83,7 @@ class Conversations:
         )
         variables = chat_template_kwargs or {}
         check_template_variables(variables)
-        own_template = chat_template or self._template or self._engine.get_tokenizer().chat_template
+        own_template = chat_template or self._template or self._models_template(has_tools=bool(tools))
         renderer = self._renderer_of(own_template)
         conversations = [
             conversation_of(conversation, renderer, chat_template_content_format)
@@ -103,6 +103,11 @@ class Conversations:
             if not texts[-1]:
                 raise InvalidRequestError("the chat template renders the messages as an empty prompt", "messages")
         return with_tokenization(texts, tokenization)
+
+    def _models_template(self, *, has_tools: bool) -> str | None:
+        tokenizer = self._engine.get_tokenizer()
+        of_tools = getattr(tokenizer, "tool_template", None) if has_tools else None
+        return of_tools or tokenizer.chat_template
 
     def _renderer_of(self, template: str | None) -> "ChatRenderer":
         """Renders ``template`` (None: the plain one); the last one is kept, with its processes."""

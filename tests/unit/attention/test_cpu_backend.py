@@ -106,7 +106,7 @@ def in_int8(heads):
 
 def out_of_int8(kept):
     """What they stand for, in float32."""
-    return kept[..., :-4].float() * kept[..., -4:].contiguous().view(torch.float32)
+    return kept[..., :-4].float() * kept[..., -4:].clone(memory_format=torch.contiguous_format).view(torch.float32)
 
 
 @given(

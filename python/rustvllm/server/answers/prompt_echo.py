@@ -40,8 +40,8 @@ def check_repeats(request: CompletionRequest, params: SamplingParams, model: Ser
         name = "prompt_logprobs" if request.prompt_logprobs == params.prompt_logprobs else "logprobs"
         raise InvalidRequestError(
             f"{name} with {candidates} candidates for each of {num_places} characters or tokens of prompts, in n={n} "
-            f"choices, may be {num_all} log-probabilities; at most {MAX_REPEATED_LOGPROBS} are possible in an answer "
-            "of several choices: ask for fewer candidates or choices, or send fewer prompts at a time.",
+            f"choices, may be {num_all} log-probabilities; the limit is {MAX_REPEATED_LOGPROBS} in an answer of "
+            "several choices: ask for fewer candidates or choices, or send fewer prompts at a time.",
             name,
         )
 
