@@ -68,6 +68,7 @@ def load_job(job, group, threads, stage=WHOLE):
     config = SimpleNamespace(
         model=str(path), path=path, hf_config=hf_config, architecture=hf_config["architectures"][0],
         max_model_len=BLOCK_SIZE * BLOCKS_PER_SEQUENCE, seed=0, model_impl="rustvllm",
+        config_file=None,
     )  # fmt: skip
     dtype = getattr(torch, job["dtype"])
 

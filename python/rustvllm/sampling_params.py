@@ -6,6 +6,7 @@ means taking its line out.
 
 import json
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence, Sized
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from rustvllm.exceptions import InvalidRequestError
 from rustvllm.list_checks import LIST_CHECKS, check_ids
 from rustvllm.parameter_checks import as_list, as_strings, check_int, check_number, shown
 from rustvllm.sampling_table import SAMPLING_LISTS, SAMPLING_NUMBERS, SamplingNumber
-from rustvllm.sampling_unbuilt import check_unbuilt, refuse_name
+from rustvllm.sampling_unbuilt import UNBUILT_DEFAULTS, check_unbuilt, refuse_name, unbuilt_values
 from rustvllm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams  # noqa: PLC0414 -- its home in vLLM
 
 GREEDY_BELOW: Final = 1e-5
@@ -238,8 +239,10 @@ class SamplingParams:
         self._check_token_rules()
         self._check_processors()
         self._check_structured_outputs()
-        check_beams(self)
-        check_unbuilt(vars(self))
+        if self.use_beam_search or self.length_penalty != 1:
+            check_beams(self)
+        if not all(map(operator.is_, unbuilt_values(vars(self)), UNBUILT_DEFAULTS)):
+            check_unbuilt(vars(self))
         self.checked_values = {**vars(self), **self._copied_lists()}
 
     def _copied_lists(self) -> dict[str, Any]:

@@ -41,8 +41,10 @@ _NAMES: Final = frozenset(
 )
 """vLLM's engines call these; here the engine's own copy has what follows from the model and the tokenizer."""
 
-_values: Final = operator.itemgetter(*NOT_SUPPORTED_YET)
-_DEFAULTS: Final = tuple(neutral[0] for neutral, _ in NOT_SUPPORTED_YET.values())
+unbuilt_values: Final = operator.itemgetter(*NOT_SUPPORTED_YET)
+"""Their values, of all parameters of a request by name."""
+UNBUILT_DEFAULTS: Final = tuple(neutral[0] for neutral, _ in NOT_SUPPORTED_YET.values())
+"""What these values are in nearly all requests."""
 
 
 def check_unbuilt(given: Mapping[str, Any]) -> None:
@@ -54,10 +56,8 @@ def check_unbuilt(given: Mapping[str, Any]) -> None:
     Raises:
         InvalidRequestError: Names the parameter, its value and what works instead.
     """
-    values = _values(given)
-    if all(map(operator.is_, values, _DEFAULTS)):  # nearly always
-        return
-    for value, (name, (neutral, remedy)) in zip(values, NOT_SUPPORTED_YET.items(), strict=True):
+    for name, (neutral, remedy) in NOT_SUPPORTED_YET.items():
+        value = given[name]
         if value is not neutral[0] and not any(type(value) is type(one) and value == one for one in neutral):
             raise InvalidRequestError(f"{name} is not supported yet (got {shown(value)}): {remedy}", name)
 

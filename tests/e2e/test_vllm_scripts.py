@@ -256,10 +256,10 @@ def test_an_asynchronous_engine_has_the_names_too(monkeypatch):
             assert engine.vllm_config is engine.config
             assert engine.model_config.max_model_len == 64
             aborted = []
-            monkeypatch.setattr(engine._requests, "abort", aborted.extend)
+            monkeypatch.setattr(engine._requests, "abort", aborted.append)
             await engine.abort(["a", "b"])
             await engine.abort("cd")
-            assert aborted == ["a", "b", "cd"]
+            assert aborted == [["a", "b"], "cd"]
             await engine.do_log_stats()
         finally:
             engine.shutdown()

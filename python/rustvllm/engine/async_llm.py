@@ -287,7 +287,8 @@ class AsyncLLM(AsyncState, AdapterMethods):
         request came in, from which its latencies count; None: now. With ``ends_after_call`` a sample is read like
         this, and ends behind its first call of a tool.
         """
-        check_arguments("AsyncLLM.add_request", unbuilt)
+        if unbuilt:
+            check_arguments("AsyncLLM.add_request", unbuilt)
         if arrival_time is not None:
             arrival_ns = arrival_ns_of(arrival_time)
         if lora_request is not None:
@@ -301,7 +302,9 @@ class AsyncLLM(AsyncState, AdapterMethods):
                 prompt, params, priority, arrival_ns=arrival_ns, tenant=tenant
             )
         request = replace(request, ends_after_call=ends_after_call) if ends_after_call is not None else request
-        self.check_health()
+        self._client.check_alive()
+        if self._broken is not None:
+            self.check_health()
         self._attach()
         if lora_request is not None:
             number = self._adapters.number_of(lora_request)

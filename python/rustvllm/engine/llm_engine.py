@@ -194,7 +194,8 @@ class LLMEngine:
             EngineDeadError: The engine was shut down.
         """
         self.engine_core.check_alive()
-        check_arguments("LLMEngine.add_request", unbuilt)
+        if unbuilt:
+            check_arguments("LLMEngine.add_request", unbuilt)
         if not isinstance(prompt, EngineCoreRequest):
             if tokenization_kwargs:
                 [prompt] = with_tokenization([prompt], tokenization_kwargs)

@@ -260,7 +260,7 @@ fn expect_writable<T: Element>(name: &str, view: &PyBuffer<T>) -> PyResult<()> {
     if view.readonly() { Err(PyValueError::new_err(format!("{name} must be writable"))) } else { Ok(()) }
 }
 
-/// The elements of an [`array`].
+/// The elements of an [`array()`].
 ///
 /// # Safety
 /// Nothing writes them while the slice lives, which is no longer than the view does.
@@ -271,7 +271,7 @@ unsafe fn read_elements<T: Element>(view: &PyBuffer<T>) -> &[T] {
     unsafe { std::slice::from_raw_parts(start, count) }
 }
 
-/// The elements of an [`array`] that is writable.
+/// The elements of an [`array()`] that is writable.
 ///
 /// # Safety
 /// Nothing else touches them while the slice lives, which is no longer than the view does.
