@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 import signal
+import time
 
 import psutil
 import pytest
@@ -14,7 +15,15 @@ from loop_watch import watched_loop
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.server.state import ServerState
-from rustvllm.text.chat_renderer import LONG_ORDER_BYTES, ChatRenderer
+from rustvllm.text.chat_renderer import (
+    LONG_ORDER_BYTES,
+    ChatRenderer,
+    ProcessEndedError,
+    TemplateProcess,
+    probe_order,
+    read_text,
+    render_order,
+)
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -92,6 +101,33 @@ async def test_a_process_that_dies_is_replaced():
                     if "template_worker" in " ".join(child.cmdline()):
                         os.kill(child.pid, signal.SIGKILL)
         assert len(engine.seen) == 4
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_an_answer_is_read_although_the_process_has_ended_and_the_next_order_was_not_begun(run):
+    async def ask():
+        process = TemplateProcess()
+        try:
+            link = await process.connect()
+            await link.ask(probe_order(TWO_FACED))
+            first = asyncio.create_task(link.ask(render_order({}, chat("memory")["messages"], {})))
+            await asyncio.sleep(0)
+            end = time.monotonic() + 30
+            while process.is_alive and time.monotonic() < end:
+                time.sleep(0.01)  # noqa: ASYNC251 -- the event loop is to be late
+            assert not process.is_alive
+            behind = [asyncio.create_task(link.ask(render_order({}, chat("x")["messages"], {}))) for _ in range(9)]
+            await asyncio.wait([first, *behind])
+            with pytest.raises(InvalidRequestError, match="more memory"):
+                read_text(first.result())
+            for each in behind:
+                with pytest.raises(ProcessEndedError) as caught:
+                    each.result()
+                assert not caught.value.was_served
+        finally:
+            process.close()
+
+    run(ask())
 
 
 def test_without_an_event_loop_the_limits_are_the_same(renderer):

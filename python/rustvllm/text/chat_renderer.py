@@ -288,6 +288,15 @@ class TemplateProcess:
         )
         return link
 
+    def read_rest(self) -> bytes:
+        """The bytes that it sent before it ended and that were not read yet; does not wait."""
+        read = bytearray()
+        with contextlib.suppress(OSError):  # nothing more, or the socket is closed
+            self._channel.setblocking(False)
+            while part := self._channel.recv(1 << 16):
+                read += part
+        return bytes(read)
+
     def end_because(self, *, timed_out: bool, was_served: bool) -> InvalidRequestError | ProcessEndedError:
         """End it, and what that means for an order it has not answered."""
         self.close()
@@ -305,6 +314,7 @@ class TemplateLink(asyncio.Protocol):
         self._received = bytearray()
         self._timer: asyncio.TimerHandle | None = None
         self._timed_out = False
+        self._has_stopped = False  # the process said that it serves no order after the last one
         self.is_open = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -348,16 +358,22 @@ class TemplateLink(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- asyncio's
         """Called by the event loop: the process has ended, most likely over its first order."""
         self.is_open = False
+        if not self._timed_out:
+            # An order that could not be sent any more closes the transport, although answers may wait to be read.
+            self.data_received(self._process.read_rest())
         if self._timer is not None:
             self._timer.cancel()
         for index, answer in enumerate(self._waiting):
-            reason = self._process.end_because(timed_out=self._timed_out, was_served=index == 0)
+            was_served = index == 0 and not self._has_stopped
+            reason = self._process.end_because(timed_out=self._timed_out, was_served=was_served)
             if not answer.done():
                 answer.set_exception(reason)
         self._waiting.clear()
         self._process.close()
 
     def _answered(self, answer: bytes) -> None:
+        if answer.startswith(FACTS) and json.loads(answer.removeprefix(FACTS)).get("ends"):
+            self._has_stopped, self.is_open = True, False
         first = self._waiting.popleft()
         if not first.done():  # else its request was given up
             first.set_result(answer)

@@ -55,7 +55,7 @@ class TemplateWorker:
         except MemoryError:
             pass
         self.is_well = False
-        return _facts(limit="it needs more memory")
+        return _facts(limit="it needs more memory", ends=True)
 
     def _answer(self, order: Mapping[str, Any]) -> bytes:
         self._template = order.get("template", self._template)
