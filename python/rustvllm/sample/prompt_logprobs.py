@@ -19,8 +19,8 @@ from rustvllm.sample.scorer import TokenScores
 
 MAX_ROWS = 256
 MAX_ELEMENTS = 1 << 22
-"""The most rows of logits, and the most logits, that exist at a time (16 MiB in float32, and 64 to sort them); a single
-row may always have more."""
+"""The most rows of logits, and the most logits, that exist at a time: 16 MiB in float32, and on a GPU 64 to sort them.
+A single row may always have more."""
 
 
 @dataclass(frozen=True, slots=True)
