@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rustvllm.sample.logits_processors import MoveDirectionality as MoveDirectionality
     from rustvllm.sampling_params import BeamSearchParams as BeamSearchParams
     from rustvllm.sampling_params import SamplingParams as SamplingParams
-    from rustvllm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
+    from rustvllm.sampling_params.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from rustvllm.tenant import Tenant as Tenant
 
     __version__: str
@@ -44,7 +44,7 @@ _HOMES = {
     "BeamSearchParams": "rustvllm.sampling_params",
     "BeamSearchOutput": "rustvllm.beam_search",
     "BeamSearchSequence": "rustvllm.beam_search",
-    "StructuredOutputsParams": "rustvllm.structured_outputs",
+    "StructuredOutputsParams": "rustvllm.sampling_params.structured_outputs",
     "Tenant": "rustvllm.tenant",
     "RequestOutput": "rustvllm.outputs",
     "CompletionOutput": "rustvllm.outputs",

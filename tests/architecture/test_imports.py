@@ -28,8 +28,8 @@ CORE_IMPORTERS = (
     "rustvllm.observe",
     "rustvllm.process.health",
     "rustvllm.sample.cpu_draw",
-    "rustvllm.sampling_table",
-    "rustvllm.structural_format",
+    "rustvllm.sampling_params.table",
+    "rustvllm.sampling_params.structural_format",
     "rustvllm.text",
     "rustvllm.worker",
 )

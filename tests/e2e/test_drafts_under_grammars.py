@@ -11,7 +11,7 @@ import pytest
 
 from draft_pairs import EVERYTHING, LENGTH, ORDINARY, PROMPTS, STORY, SUFFIX, WORLDS, check_world, pair_of, stats_of
 from rustvllm import SamplingParams, StructuredOutputsParams
-from rustvllm.structured_outputs import GatedOutputs, ThinkingGate
+from rustvllm.sampling_params.structured_outputs import GatedOutputs, ThinkingGate
 
 OPEN, CLOSE = 1, 2
 ITEM = {

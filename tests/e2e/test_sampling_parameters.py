@@ -9,7 +9,7 @@ import torch
 from rustvllm import LLM, BatchUpdate, LogitsProcessor, SamplingParams
 from rustvllm.exceptions import ConfigError, InvalidRequestError, RequestFailedError
 from rustvllm.sampling_params import RequestOutputKind
-from rustvllm.sampling_table import FILTERS
+from rustvllm.sampling_params.table import FILTERS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "sample"))
 import reference

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from rustvllm import LLM, SamplingParams, StructuredOutputsParams
-from rustvllm.structured_outputs import GatedOutputs, ThinkingGate
+from rustvllm.sampling_params.structured_outputs import GatedOutputs, ThinkingGate
 
 OPEN, CLOSE, WORD = 1, 2, 300
 NUM_RUNS = 200

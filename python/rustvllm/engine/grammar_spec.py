@@ -8,7 +8,7 @@ from rustvllm import _core
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.process.memory import give_back_memory
-from rustvllm.structured_outputs import CallGrammar, GatedOutputs, StructuredOutputsParams, shown_places
+from rustvllm.sampling_params.structured_outputs import CallGrammar, GatedOutputs, StructuredOutputsParams, shown_places
 from rustvllm.text.tokenizer import Tokenizer
 
 logger = init_logger(__name__)

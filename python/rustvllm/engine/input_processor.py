@@ -22,7 +22,7 @@ from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.parameter_checks import is_valid_unicode, shown
 from rustvllm.sampling_params import MAX_TOKENS_LIMIT, BeamSearchParams, SamplingParams
-from rustvllm.sampling_table import SAMPLING_LISTS
+from rustvllm.sampling_params.table import SAMPLING_LISTS
 from rustvllm.tenant import Tenant
 from rustvllm.text.prediction import PredictionReader
 from rustvllm.text.tokenizer import Tokenizer, max_token_chars

@@ -18,7 +18,7 @@ from rustvllm.logprobs import PromptLogprobs
 from rustvllm.observe.trace.tracer import is_debugging
 from rustvllm.parameter_checks import is_valid_unicode, shown
 from rustvllm.sampling_params import RequestOutputKind
-from rustvllm.sampling_table import SAMPLING_NUMBERS
+from rustvllm.sampling_params.table import SAMPLING_NUMBERS
 
 SAMPLES_AT_ONCE = 64
 """Samples that are expected in one go: a millisecond of work."""

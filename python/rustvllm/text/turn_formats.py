@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rustvllm import _core
 from rustvllm.exceptions import ConfigError
-from rustvllm.structured_outputs import ThinkingGate
+from rustvllm.sampling_params.structured_outputs import ThinkingGate
 
 Tools = _core.Tools
 TurnParser = _core.TurnParser

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rustvllm.sample.logprobs import LogprobsMetadata
 from rustvllm.sample.metadata import GREEDY_TEMPERATURE, Penalties, SamplingMetadata
-from rustvllm.sampling_table import FILTERS, PENALTIES
+from rustvllm.sampling_params.table import FILTERS, PENALTIES
 from rustvllm.worker.drafts.verify import DeviceDrafts, add_counts
 from rustvllm.worker.row_extras import RowExtras
 from rustvllm.worker.row_rules import SelectedRules

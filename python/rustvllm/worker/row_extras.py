@@ -18,7 +18,7 @@ from torch import Tensor
 from rustvllm.sample.logits_processors import LogitsProcessor
 from rustvllm.sample.processor_batch import Failure, FollowedRequest, ProcessorBatch
 from rustvllm.sampling_params import SamplingParams
-from rustvllm.sampling_table import SAMPLING_LISTS
+from rustvllm.sampling_params.table import SAMPLING_LISTS
 from rustvllm.worker.row_rules import RowRules
 from rustvllm.worker.token_counts import TokenIds
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rustvllm.sample import sampler as sampler_module
 from rustvllm.sample.metadata import Penalties, SamplingMetadata
 from rustvllm.sample.sampler import NO_TOKEN, NOTHING_LEFT, Sampler, apply_min_p, apply_top_k_top_p, apply_top_n_sigma
-from rustvllm.sampling_table import FILTERS
+from rustvllm.sampling_params.table import FILTERS
 
 DEFAULTS = {"temperature": 1.0, "seed": 0, "position": 0} | {number.name: number.default for number in FILTERS}
 

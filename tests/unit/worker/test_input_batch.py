@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_schedule import DEFAULTS, FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
 
-from rustvllm.sampling_table import FILTERS
+from rustvllm.sampling_params.table import FILTERS
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers
 

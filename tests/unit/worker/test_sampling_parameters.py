@@ -13,7 +13,7 @@ from naive_schedule import DEFAULTS, FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
 from rustvllm import _core
 from rustvllm.sample.processor_batch import Failure
 from rustvllm.sample.sampler import NOTHING_LEFT, Sampler
-from rustvllm.sampling_table import FILTERS
+from rustvllm.sampling_params.table import FILTERS
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.step_buffers import StepBuffers
 

@@ -10,7 +10,7 @@ from rustvllm.logger import init_logger
 from rustvllm.lora.request import LoRARequest
 from rustvllm.parameter_checks import check_number
 from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams
-from rustvllm.sampling_table import FILTERS, SAMPLING_LISTS
+from rustvllm.sampling_params.table import FILTERS, SAMPLING_LISTS
 from rustvllm.tenant import Tenant
 
 logger = init_logger(__name__)

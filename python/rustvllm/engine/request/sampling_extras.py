@@ -9,7 +9,7 @@ from rustvllm.config import ModelConfig
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.sampling_params import SamplingParams
-from rustvllm.sampling_table import SAMPLING_LISTS, SamplingList
+from rustvllm.sampling_params.table import SAMPLING_LISTS, SamplingList
 from rustvllm.text.tokenizer import Tokenizer
 
 logger = init_logger(__name__)

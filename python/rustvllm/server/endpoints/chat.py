@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestOutput
+from rustvllm.sampling_params.structured_outputs import GatedOutputs
 from rustvllm.server.answers import nulls
 from rustvllm.server.answers.logprobs import chat_logprobs, shown_prompt_logprobs
 from rustvllm.server.answers.turn import REASONING_FIELDS, TurnReaders, TurnReading
@@ -29,7 +30,6 @@ from rustvllm.server.schemas.refusals import CHAT_REFUSALS
 from rustvllm.server.stream.chunks import ChunkRenderer
 from rustvllm.server.stream.sse import json_string
 from rustvllm.server.stream.turn_chunks import TurnChunkRenderer
-from rustvllm.structured_outputs import GatedOutputs
 
 if TYPE_CHECKING:
     from rustvllm.engine.request.prompts import TextPrompt

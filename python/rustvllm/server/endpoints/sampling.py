@@ -6,7 +6,7 @@ from typing import Any
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams
-from rustvllm.sampling_table import SAMPLING_LISTS, SAMPLING_NUMBERS
+from rustvllm.sampling_params.table import SAMPLING_LISTS, SAMPLING_NUMBERS
 from rustvllm.server.endpoints.structured import read_structured_outputs
 from rustvllm.server.schemas.protocol import MAX_CHOICES, GenerationRequest
 from rustvllm.server.state import ServedModel

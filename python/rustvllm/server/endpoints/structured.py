@@ -6,8 +6,8 @@ from dataclasses import fields
 from typing import Any, ClassVar, Final
 
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.sampling_params.structured_outputs import GatedOutputs, StructuredOutputsParams, shown_places
 from rustvllm.server.schemas.protocol import GenerationRequest
-from rustvllm.structured_outputs import GatedOutputs, StructuredOutputsParams, shown_places
 
 UNENFORCED_HEADER: Final = b"x-unenforced-schema"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

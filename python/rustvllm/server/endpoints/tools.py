@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.sampling_params.structured_outputs import CallGrammar, StructuredOutputsParams, Unenforced
 from rustvllm.server.schemas.protocol import ChatCompletionRequest
-from rustvllm.structured_outputs import CallGrammar, StructuredOutputsParams, Unenforced
 from rustvllm.text.turn_formats import Tools, TurnFormats, tool_call_formats
 
 MAX_TOOLS: Final = 1024

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
 
 from rustvllm.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
-from rustvllm.sampling_table import SAMPLING_LISTS, SAMPLING_NUMBERS
+from rustvllm.sampling_params.table import SAMPLING_LISTS, SAMPLING_NUMBERS
 from rustvllm.text.tokenizer import TokenIds
 
 MAX_CHOICES = 16384

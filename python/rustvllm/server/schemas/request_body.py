@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
-from rustvllm.sampling_table import SAMPLING_LISTS
+from rustvllm.sampling_params.table import SAMPLING_LISTS
 from rustvllm.server.errors import BadRequestError, ClientDisconnectedError, UnsupportedEncodingError
 from rustvllm.server.schemas.field_errors import field_error, shortened
 from rustvllm.server.schemas.protocol import MAX_CONTAINERS, MAX_FREE_VALUES

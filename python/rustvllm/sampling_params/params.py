@@ -1,6 +1,6 @@
 """How one request is sampled and when it stops: :class:`SamplingParams`, checked when it is made and when a request is.
 
-What the engine cannot do yet is refused by name in ``sampling_unbuilt.py`` and nowhere else: supporting a parameter
+What the engine cannot do yet is refused by name in ``unbuilt.py`` and nowhere else: supporting a parameter
 means taking its line out.
 """
 
@@ -14,13 +14,13 @@ from enum import Enum, IntEnum
 from typing import Any, ClassVar, Final, Self
 
 from rustvllm import envs
-from rustvllm.beam_rules import MAX_BEAM_WIDTH, check_beams
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.list_checks import LIST_CHECKS, check_ids
 from rustvllm.parameter_checks import as_list, as_strings, check_int, check_number, shown
-from rustvllm.sampling_table import SAMPLING_LISTS, SAMPLING_NUMBERS, SamplingNumber
-from rustvllm.sampling_unbuilt import UNBUILT_DEFAULTS, check_unbuilt, refuse_name, unbuilt_values
-from rustvllm.structured_outputs import StructuredOutputsParams as StructuredOutputsParams  # noqa: PLC0414 -- its home in vLLM
+from rustvllm.sampling_params.beam_rules import MAX_BEAM_WIDTH, check_beams
+from rustvllm.sampling_params.list_checks import LIST_CHECKS, check_ids
+from rustvllm.sampling_params.structured_outputs import StructuredOutputsParams
+from rustvllm.sampling_params.table import SAMPLING_LISTS, SAMPLING_NUMBERS, SamplingNumber
+from rustvllm.sampling_params.unbuilt import UNBUILT_DEFAULTS, check_unbuilt, refuse_name, unbuilt_values
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures under this mean greedy sampling."""

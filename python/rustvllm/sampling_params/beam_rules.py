@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.parameter_checks import check_int, shown
-from rustvllm.sampling_table import SAMPLING_LISTS, SAMPLING_NUMBERS
+from rustvllm.sampling_params.table import SAMPLING_LISTS, SAMPLING_NUMBERS
 
 if TYPE_CHECKING:
     from rustvllm.sampling_params import SamplingParams

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rustvllm import _core
-from rustvllm.structural_tag import (
+from rustvllm.sampling_params.structural_tag import (
     MAX_CHARS,
     MAX_STRUCTURES,
     MAX_TEXT_CHARS,

@@ -3,7 +3,7 @@
 import pytest
 
 from rustvllm import _core
-from rustvllm.structural_tag import StructuralTag
+from rustvllm.sampling_params.structural_tag import StructuralTag
 
 CALL = {
     "begin": "<function=add>",
@@ -52,7 +52,7 @@ def test_special_tokens_stand_as_such():
 def test_a_schema_that_cannot_be_enforced_is_refused(tmp_path):
     from rustvllm.engine.grammar_spec import make_grammar_spec
     from rustvllm.exceptions import InvalidRequestError
-    from rustvllm.structured_outputs import StructuredOutputsParams
+    from rustvllm.sampling_params.structured_outputs import StructuredOutputsParams
 
     class Words:
         @staticmethod

@@ -3,7 +3,7 @@
 import pytest
 
 from rustvllm import _core
-from rustvllm.structural_format import StructuralFormat
+from rustvllm.sampling_params.structural_format import StructuralFormat
 
 NUMBER = {"type": "json_schema", "json_schema": {"type": "integer"}}
 TEXT = {"type": "any_text"}

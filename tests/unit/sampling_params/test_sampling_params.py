@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rustvllm.engine.request.core_request import engine_params
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams, SamplingType
-from rustvllm.sampling_unbuilt import NOT_SUPPORTED_YET
+from rustvllm.sampling_params.unbuilt import NOT_SUPPORTED_YET
 
 NAN, INF = float("nan"), float("inf")
 

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.structural_format import StructuralFormat
-from rustvllm.structural_tag import StructuralTag, parse
+from rustvllm.sampling_params.structural_format import StructuralFormat
+from rustvllm.sampling_params.structural_tag import StructuralTag, parse
 
 MAX_CHOICES: Final = 50_000
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
