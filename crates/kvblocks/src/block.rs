@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The most blocks a pool can have: its index has twice as many slots and 32 bits to address them.
+/// The most blocks a pool can have: its index has two slots or more for each, and 32 bits to address them.
 pub const MAX_BLOCKS: u32 = 1 << 30;
 
 /// A block of the KV cache: the index that block tables and slot mappings carry.

@@ -52,7 +52,7 @@
 //! 2. The free order is linked consistently both ways; it has `num_free` entries; uncached blocks come first.
 //! 3. A block has a hash exactly if the index finds it: as the block that stands for its content, or in that block's ring
 //!    of twins. The null block never.
-//! 4. No entry of the index is behind a gap: every look-up of the owner ends at the entry it should.
+//! 4. Every look-up of the owner ends at the entry it should: each bucket of the index counts the entries that passed it by.
 //! 5. The counters equal what they count.
 //!
 //! What breaks them — a double free, a touch of the null block, a registration of a free block — panics with the block
@@ -61,9 +61,10 @@
 //! # Complexity
 //!
 //! Everything is O(1) per block, with small constants: `allocate` and `free` touch a block's 16-byte record and its two
-//! neighbours' in the free order; a look-up touches one index slot and one 32-byte record; a registration the same and
-//! the step. `reset_prefix_cache` is O(blocks), as are `free_order`, `block_state` and `check_invariants`, which are for
-//! tests and people. Memory: 16 + 8 + 32 + 8 bytes a block, and 16 to 32 for the index, which is at most half full.
+//! neighbours' in the free order; a look-up touches one bucket of the index, a cache line, and one 32-byte record; a
+//! registration the same and the step; an eviction the same, without looking for the entry. `reset_prefix_cache` is
+//! O(blocks), as are `free_order`, `block_state` and `check_invariants`, which are for tests and people. Memory:
+//! 16 + 8 + 32 + 8 bytes a block, and 16 to 32 for the index, in which at most four slots of seven are taken.
 //!
 //! # Threads
 //!

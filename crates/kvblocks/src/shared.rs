@@ -45,7 +45,7 @@ impl SharedBlocks {
     /// A block that was registered under `hash` at some moment during this call.
     ///
     /// The answer is a hint. It is never a block of other content, but the owner may evict the block before the
-    /// caller looks at the answer, and a block that is there may be missed while the owner moves index entries. Only
+    /// caller looks at the answer, and a content that is there may be missed while a twin takes its entry over. Only
     /// the owner's [`lookup`](crate::BlockPool::lookup) decides. Wait-free.
     #[must_use]
     pub fn lookup_hint(&self, hash: &BlockHash) -> Option<BlockId> {
