@@ -15,6 +15,8 @@ NUM_READINGS = 5
 ARITHMETIC: Mapping[str, Literal["f32", "bf16", "int8"]] = {"f32": "f32", "bf16": "bf16"}
 """The type in which weights of a kind are multiplied; those of 8 and 4 bits in int8."""
 BYTES = {"f32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
+SCALE_BYTES = 2
+"""Of a group's scale, where activations are rounded to 8 bits, too."""
 
 
 def machine_rates(num_threads: int) -> dict[str, float]:
@@ -52,8 +54,7 @@ def model_ceilings(
     if not operations:
         return {}
     blocks, head = num_weights(config)
-    # A group's scale takes 4 bytes with 8 bits, and 2 with 4.
-    scale = 0.0 if not group else {"int8": 4, "int4": 2}[name] / int(group)
+    scale = SCALE_BYTES / int(group) if group else 0.0
     num_bytes = (blocks + head) * (BYTES[name] + scale)
     num_prompts, input_len, output_len = load
 

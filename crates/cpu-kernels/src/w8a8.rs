@@ -33,8 +33,14 @@ use crate::{
 pub(crate) const TILE_ROWS: usize = 16;
 /// Rows that lie together for forms that compute at most so many at once: a multiple of 12, 6, 4, 3 and 2.
 const BUNDLE: usize = 12;
-/// How far ahead of their use weights are asked for where they are used but once.
-const AHEAD: usize = 8192;
+/// How far ahead of their use weights are asked for to come into the first cache, where memory is what a product waits for: once
+/// each, since to ask for the second cache as well takes up to a fifth longer.
+const FROM_MEMORY: usize = 6144;
+/// Rows up to which that is so of 4 bits; more of them are multiplied more slowly than weights come.
+const MEMORY_ROWS: usize = 4;
+/// How far ahead they are asked for to come into the second cache, where multiplying takes longer, and from there into the first.
+const FAR: usize = 8192;
+const FROM_CACHE: usize = 1024;
 
 /// Round rows for a layer.
 pub(crate) fn round_for<X: Element>(
@@ -119,12 +125,17 @@ pub(crate) unsafe fn sum(
     let tiles = tiles(first_row..first_row + num_rows, rows.bundle(), form.tile_rows(variant, num_rows));
     let num_tiles = tiles.clone().count();
     let block_bytes = outputs * block * usize::from(variant.bits) / 8;
-    // One tile asks for its own weights a little ahead; several, and several passes, share out the next panel among them.
     let passes = form.passes(outputs);
-    let (ahead, share) = if num_tiles * passes == 1 {
-        (weights.wrapping_add(AHEAD), block_bytes)
+    let (ahead, share, near, near_step) = if num_tiles * passes > 1 {
+        // Several tiles, and several passes, share out the next panel among them.
+        let share = block_bytes.div_ceil(num_tiles * passes);
+        (weights.wrapping_add(layer.panel_bytes()), share, FROM_CACHE, share)
+    } else if form.takes_any_rows {
+        (weights.wrapping_add(FAR), block_bytes, 0, 0)
+    } else if variant.bits == 4 && num_rows > MEMORY_ROWS {
+        (weights.wrapping_add(FAR), block_bytes, FROM_CACHE, block_bytes)
     } else {
-        (weights.wrapping_add(layer.panel_bytes()), block_bytes.div_ceil(num_tiles * passes))
+        (weights, 0, FROM_MEMORY, block_bytes)
     };
     // Scales are read where they lie, or made ready for some groups at a time.
     let num_groups = layout.num_groups;
@@ -167,6 +178,8 @@ pub(crate) unsafe fn sum(
                 ahead: ahead.wrapping_add(blocks.start * share),
                 ahead_step: share,
                 ahead_pass,
+                near,
+                near_step,
                 scales_ahead,
                 scales_ahead_step: if tile == 0 { layout.block_scale_bytes } else { 0 },
             };

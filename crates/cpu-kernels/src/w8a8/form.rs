@@ -274,6 +274,8 @@ impl Trial {
             ahead: self.weights.as_ptr().cast(),
             ahead_step: 0,
             ahead_pass: 0,
+            near: 0,
+            near_step: 0,
             scales_ahead: self.weights.as_ptr().cast(),
             scales_ahead_step: 0,
         };

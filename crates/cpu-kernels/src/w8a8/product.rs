@@ -13,8 +13,6 @@ use crate::simd::Simd;
 pub(super) const LINE: usize = 64;
 /// Vectors of outputs that are computed at once: each activation that is read meets so many weights.
 pub(super) const VECTORS: usize = 2;
-/// How far ahead of their use weights are asked for to come into the first cache.
-const NEAR: usize = 1024;
 
 /// What one call computes.
 pub(crate) struct Product {
@@ -52,7 +50,10 @@ pub(crate) struct Product {
     pub(crate) ahead_step: usize,
     /// How much further where a panel takes several passes, with each of them.
     pub(crate) ahead_pass: usize,
-    /// Likewise of scales, with the first pass.
+    /// How far ahead weights of this panel are asked for to come into the first cache, and how many bytes with each block.
+    pub(crate) near: usize,
+    pub(crate) near_step: usize,
+    /// As `ahead`, of scales, with the first pass.
     pub(crate) scales_ahead: *const u8,
     pub(crate) scales_ahead_step: usize,
 }
@@ -136,7 +137,12 @@ unsafe fn outputs<
         let (mut left_of_group, mut group_sums) = (what.blocks_per_group, what.group_sums);
         let mut scales_ahead = what.scales_ahead;
         for left in (0..what.num_blocks).rev() {
-            let mut asks = Asks { far: ahead, near: weights.wrapping_add(NEAR), left: what.ahead_step };
+            let mut asks = Asks {
+                far: ahead,
+                left_of_far: what.ahead_step,
+                near: weights.wrapping_add(what.near),
+                left_of_near: what.near_step,
+            };
             ahead = ahead.wrapping_add(what.ahead_step);
             if first == 0 {
                 for line in (0..what.scales_ahead_step).step_by(LINE) {
@@ -205,12 +211,12 @@ unsafe fn outputs<
 /// What is asked for while a block is computed, a little with each quad: as many requests at once as a block has lines would
 /// wait for each other, and what is computed with them.
 struct Asks {
-    /// For the second cache.
+    /// For the second cache, and bytes that are still to be asked for.
     far: *const u8,
-    /// For the first.
+    left_of_far: usize,
+    /// For the first, likewise.
     near: *const u8,
-    /// Bytes that are still to be asked for.
-    left: usize,
+    left_of_near: usize,
 }
 
 impl Asks {
@@ -219,12 +225,15 @@ impl Asks {
     fn ask<D: Dot>(&mut self, num_bytes: usize) {
         let mut at = 0;
         while at < num_bytes {
-            if self.left > 0 {
+            if self.left_of_far > 0 {
                 D::Lanes::prefetch(self.far);
-                D::Lanes::prefetch_near(self.near);
                 self.far = self.far.wrapping_add(LINE);
+                self.left_of_far = self.left_of_far.saturating_sub(LINE);
+            }
+            if self.left_of_near > 0 {
+                D::Lanes::prefetch_near(self.near);
                 self.near = self.near.wrapping_add(LINE);
-                self.left = self.left.saturating_sub(LINE);
+                self.left_of_near = self.left_of_near.saturating_sub(LINE);
             }
             at += LINE;
         }
