@@ -104,7 +104,7 @@ def _files(folder: Path) -> dict[str, str]:
             continue
         check_size(path)
         try:
-            named[name] = path.read_text(encoding="utf-8")
+            named[name] = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
         except (OSError, UnicodeDecodeError) as error:
             raise ModelLoadError(f"cannot read the chat template {path}: {error}") from error
     return named

@@ -175,6 +175,11 @@ def test_keys_of_a_file_have_weights(monkeypatch, tmp_path):
     assert settings("--api-key-file", str(path)).api_keys[0] == "variable"
 
 
+def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path):
+    (tmp_path / "keys").write_text("\ufefffirst 3\n", encoding="utf-8")
+    assert settings("--api-key-file", str(tmp_path / "keys")).api_keys == ("first",)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from rustvllm.exceptions import InvalidRequestError, ModelLoadError
+from rustvllm.server.flags.serve_args import read_chat_template
 from rustvllm.text.tokenizer import Tokenizer
 
 FOLDERS = [
@@ -137,6 +138,15 @@ def test_the_template_for_conversations_with_tools(folder):
     (place / "chat_template.jinja").unlink()
     tokenizer = Tokenizer.from_folder(place)
     assert (tokenizer.chat_template, tokenizer.tool_template) == ("D", "U")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_template(folder):
+    place = folder({}, chat_template__jinja="\ufeffF")
+    (place / "additional_chat_templates").mkdir()
+    (place / "additional_chat_templates/tool_use.jinja").write_text("\ufeffU", encoding="utf-8")
+    tokenizer = Tokenizer.from_folder(place)
+    assert (tokenizer.chat_template, tokenizer.tool_template) == ("F", "U")
+    assert read_chat_template(str(place / "chat_template.jinja")) == "F"
 
 
 @pytest.mark.parametrize(

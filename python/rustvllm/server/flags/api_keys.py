@@ -47,7 +47,7 @@ def read_api_key_file(path: str) -> dict[str, int]:
         ConfigError: Names the file, the line and what is wrong with it, and shows no key.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # a byte order mark would be part of the first key
     except (OSError, UnicodeDecodeError) as exc:  # an error of decoding shows bytes of the file: its reason does not
         reason = exc.strerror if isinstance(exc, OSError) else exc.reason
         raise ConfigError(f"cannot read --api-key-file {path}: {reason}") from None

@@ -198,7 +198,7 @@ def read_chat_template(value: str | None) -> str | None:
     if "{" in value or "\n" in value:
         return value
     try:
-        return Path(value).read_text(encoding="utf-8")
+        return Path(value).read_text(encoding="utf-8-sig")  # without a byte order mark
     except (OSError, ValueError) as exc:
         raise ConfigError(f"cannot read --chat-template {value}: {getattr(exc, 'strerror', None) or exc}") from exc
 
