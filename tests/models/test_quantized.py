@@ -408,6 +408,24 @@ def test_fp8_is_read_as_what_the_model_computes_in(method, scales, tmp_path):
     check(reference, model)
 
 
+@pytest.mark.parametrize(("number", "scale", "shown"), [(float("nan"), 1, "nan"), (448, 3e38, "inf")])
+def test_fp8_that_is_not_finite_is_refused(number, scale, shown, tmp_path):
+    def make_layer(name, weight):
+        numbers = torch.from_numpy(weight).to(torch.float8_e4m3fn)
+        return {f"{name}.weight": numbers, f"{name}.weight_scale": np.float32([1])}, numbers.float().numpy()
+
+    write_folder(tmp_path, make("llama", FAMILIES["llama"]), {"quant_method": "fp8"}, make_layer)
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def edit(tensors):
+        tensors[name].view(torch.uint8)[5, 7] = torch.tensor(number).to(torch.float8_e4m3fn).view(torch.uint8)
+        tensors[f"{name}_scale"][0] = scale
+
+    change(tmp_path, edit)
+    with pytest.raises(ModelLoadError, match=rf"the weight '{name}' with its scale is {shown} at row 5, column 7"):
+        load(tmp_path)
+
+
 def test_memory_is_that_of_the_whole_numbers(tmp_path):
     """A limit between what packed and dense layers take lets the packed ones in."""
     write(tmp_path, "llama", AWQ, awq)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.whole_rows import StoredWords
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor
 from rustvllm.model_loader.reading import TensorReader
@@ -89,6 +90,9 @@ def dense_rows(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[
 
     Returns:
         The first row, float32 ``[rows, in_features]``.
+
+    Raises:
+        ModelLoadError: FP8 that is not finite: a code stands for NaN, or a product with its scale is too large.
     """
     zeros, scales = _zeros(reader, stored), _scales(reader, stored)
     groups = stored.group_of_input
@@ -99,7 +103,9 @@ def dense_rows(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[
         end = begin + numbers.shape[0]
         if groups is None:
             rows = torch.from_numpy(numbers).view(torch.float8_e4m3fn).to(torch.float32)
-            yield begin, rows.mul_(_float_scales(scales, stored, begin, end))
+            rows.mul_(_float_scales(scales, stored, begin, end))
+            _refuse_not_finite(rows, begin, stored)
+            yield begin, rows
             continue
         is_signed = stored.layout == "whole"
         rows = torch.from_numpy(numbers.view(np.int8) if is_signed else numbers).to(torch.float32)
@@ -108,6 +114,27 @@ def dense_rows(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[
         elif not is_signed:
             rows -= 1 << (stored.bits - 1)
         yield begin, rows.mul_(scales[begin:end][:, groups])
+
+
+def _refuse_not_finite(rows: Tensor, begin: int, stored: QuantizedTensor) -> None:
+    """Refuse weights with which every request would fail; the two extremes of rows are not finite if a number is not.
+
+    Args:
+        rows: float32 ``[rows, in_features]``.
+        begin: The first one's place in the weight.
+        stored: What they are of.
+
+    Raises:
+        ModelLoadError: Names the tensor and the first number.
+    """
+    if all(bool(extreme.isfinite()) for extreme in torch.aminmax(rows)):
+        return
+    row, column = (int(index) for index in (~rows.isfinite()).nonzero()[0])
+    numbers = stored.parts["numbers"]
+    raise ModelLoadError(
+        f"{numbers.file}: the weight {numbers.name!r} with its scale is {rows[row, column]:g} at row {begin + row}, "
+        f"column {column}, but must be finite; the file is damaged or was quantised wrongly, download it again"
+    )
 
 
 def _pieces(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[int, Bytes]]:
