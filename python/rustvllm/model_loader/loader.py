@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rustvllm.config.byte_sizes import readable_size
 from rustvllm.config.checkpoint.gguf_file import WHOLE_TYPES, is_gguf
-from rustvllm.config.checkpoint.quantized_folders import read_quantization
+from rustvllm.config.checkpoint.quantized_folders import read_quantization, refuse_undescribed
 from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ModelLoadError
@@ -32,7 +32,7 @@ from rustvllm.model_loader.dummy_weights import fill_dummy_weights
 from rustvllm.model_loader.filling import LayerPacker, Match, fill_from_checkpoint, match_tensors, stored_of_stage
 from rustvllm.model_loader.gguf_tensors import read_gguf_headers
 from rustvllm.model_loader.progress import LoadProgress
-from rustvllm.model_loader.quantized_tensors import QuantizedTensor, join_quantized, refuse_undescribed
+from rustvllm.model_loader.quantized_tensors import QuantizedTensor, join_quantized
 from rustvllm.models.interface import CausalLM
 from rustvllm.models.registry import make_model
 
@@ -137,7 +137,7 @@ def _read_headers(model_config: ModelConfig) -> dict[str, StoredTensor]:
         return read_gguf_headers(path)
     stored, how = read_headers(path), read_quantization(model_config.hf_config, path)
     if how is None:
-        refuse_undescribed(stored, path)
+        refuse_undescribed({name: tensor.dtype for name, tensor in stored.items()}, path)
         return stored
     return join_quantized(stored, how, path, is_turned=model_config.architecture == "GPT2LMHeadModel")
 

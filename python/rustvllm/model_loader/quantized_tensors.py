@@ -151,32 +151,6 @@ def join_quantized(
     return joined
 
 
-def refuse_undescribed(stored: Mapping[str, StoredTensor], folder: Path) -> None:
-    """Refuse a folder that has parts of quantised weights, but no configuration that says how to read them.
-
-    Args:
-        stored: Every tensor of the folder.
-        folder: For the message.
-
-    Raises:
-        ModelLoadError: Names some of the tensors, and what is missing.
-    """
-    parts = [name for name in stored if _is_part(name, stored)]
-    if parts:
-        raise ModelLoadError(
-            f"{folder}: {len(parts)} tensors ({', '.join(parts[:2])}, …) are parts of quantised weights, but "
-            "config.json has no quantization_config that says how to read them; copy it from the original checkpoint"
-        )
-
-
-def _is_part(name: str, stored: Mapping[str, StoredTensor]) -> bool:
-    layer, _, kind = name.rpartition(".")
-    if kind in ("weight_scale", "weight_scale_inv"):
-        numbers = stored.get(f"{layer}.weight")
-        return numbers is not None and numbers.dtype in ("I8", "F8_E4M3")
-    return kind in ("qweight", "weight_packed")
-
-
 def _joined(
     layer: str, kinds: dict[str, StoredTensor], how: StoredQuantization, reader: TensorReader, *, is_turned: bool
 ) -> QuantizedTensor:

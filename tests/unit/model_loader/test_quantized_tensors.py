@@ -8,12 +8,13 @@ import torch
 from safetensors.torch import save_file
 
 from quantized_files import awq, gptq, meaning, packed, random_layer
-from rustvllm.config.checkpoint.quantized_folders import read_quantization
+from rustvllm.config.checkpoint.forms import read_forms
+from rustvllm.config.checkpoint.quantized_folders import read_quantization, refuse_undescribed
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.model_loader.checkpoint import read_headers
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_numbers import dense_rows
-from rustvllm.model_loader.quantized_tensors import join_quantized, refuse_undescribed
+from rustvllm.model_loader.quantized_tensors import join_quantized
 from rustvllm.model_loader.reading import TensorReader
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
@@ -120,11 +121,19 @@ def test_quantised_weights_without_a_configuration_are_named(kind, tmp_path):
     numbers = {f"{LAYER}.weight": torch.ones(24, 64).to(torch.float8_e4m3fn), f"{LAYER}.weight_scale": torch.ones(1)}
     tensors = numbers if kind == "fp8" else {name: torch.tensor(value) for name, value in layer(kind)[0].items()}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelLoadError, match=r"1 tensors \(.*up_proj.*but config.json has no quantization_config"):
-        refuse_undescribed(read_headers(tmp_path), tmp_path)
+    says = r"1 tensors \(.*up_proj.*but config.json has no quantization_config"
+    with pytest.raises(ModelLoadError, match=says):
+        refuse_undescribed(dtypes(tmp_path), tmp_path)
+    with pytest.raises(ModelLoadError, match=says):  # what ``rustvllm inspect`` counts parameters of
+        read_forms(tmp_path)
     plain = {"a.weight": torch.ones(2), "a.weight_scale": torch.ones(1)}  # what a model has that is not quantised
     save_file(plain, tmp_path / "model.safetensors")
-    refuse_undescribed(read_headers(tmp_path), tmp_path)
+    refuse_undescribed(dtypes(tmp_path), tmp_path)
+    assert sum(form.num_parameters for form in read_forms(tmp_path)) == 3
+
+
+def dtypes(folder):
+    return {name: tensor.dtype for name, tensor in read_headers(folder).items()}
 
 
 def test_many_misfits_are_counted(tmp_path):

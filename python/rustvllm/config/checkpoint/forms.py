@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rustvllm.config.checkpoint.gguf_file import WHOLE_TYPES, GgufFile, is_gguf
 from rustvllm.config.checkpoint.lfs_pointer import what_to_do
-from rustvllm.config.checkpoint.quantized_folders import StoredQuantization
+from rustvllm.config.checkpoint.quantized_folders import StoredQuantization, refuse_undescribed
 from rustvllm.config.checkpoint.weight_files import INDEX_NAME, weight_files
 from rustvllm.config.checkpoint.whole_forms import SCALE_KINDS, NumberForm, common_form
 from rustvllm.exceptions import ModelLoadError
@@ -65,12 +65,17 @@ def read_forms(path: Path, how: StoredQuantization | None = None) -> list[Stored
         how: The folder's weights were quantised by other tools.
 
     Raises:
-        ModelLoadError: There are no weights, or a header cannot be read.
+        ModelLoadError: There are no weights, a header cannot be read, or the weights are parts of quantised ones and
+            ``how`` is None.
     """
     forms = list(_tensors(path))
     if not forms:
         raise ModelLoadError(f"{path} has no *.safetensors files and is not a GGUF file, so it has no weights")
-    return forms if how is None else _joined(forms, how)
+    if how is not None:
+        return _joined(forms, how)
+    if not is_gguf(path):
+        refuse_undescribed({form.name: form.kind for form in forms}, path)
+    return forms
 
 
 _NARROW_BYTES: Final = 2

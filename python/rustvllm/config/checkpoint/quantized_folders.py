@@ -113,6 +113,31 @@ def read_quantization(config: Mapping[str, Any], path: Path) -> StoredQuantizati
     return read(how, file)
 
 
+def refuse_undescribed(dtypes: Mapping[str, str], folder: Path) -> None:
+    """Refuse a folder that has parts of quantised weights, but no configuration that says how to read them.
+
+    Args:
+        dtypes: Of every tensor of the folder, by its name, as safetensors names them.
+        folder: For the message.
+
+    Raises:
+        ModelLoadError: Names some of the tensors, and what is missing.
+    """
+    parts = [name for name in dtypes if _is_part(name, dtypes)]
+    if parts:
+        raise ModelLoadError(
+            f"{folder}: {len(parts)} tensors ({', '.join(parts[:2])}, …) are parts of quantised weights, but "
+            "config.json has no quantization_config that says how to read them; copy it from the original checkpoint"
+        )
+
+
+def _is_part(name: str, dtypes: Mapping[str, str]) -> bool:
+    layer, _, kind = name.rpartition(".")
+    if kind in ("weight_scale", "weight_scale_inv"):
+        return dtypes.get(f"{layer}.weight") in ("I8", "F8_E4M3")
+    return kind in ("qweight", "weight_packed")
+
+
 def check_method(asked: str | None, stored: StoredQuantization | None, name: str) -> None:
     """Compare ``--quantization`` with the folder's own quantisation.
 
