@@ -154,6 +154,28 @@ def test_what_cannot_be_is_said_before_a_model_is_loaded(tmp_path, capsys):
         assert says in capsys.readouterr().err
 
 
+def test_a_link_is_followed_to_the_output(tmp_path, capsys):
+    (tmp_path / "in.jsonl").write_text(line_of("wrong", {"prompt": "x", "top_p": 2}))
+    (tmp_path / "there").mkdir()
+    for name in ("out", "new"):
+        (tmp_path / name).symlink_to(tmp_path / "there" / name)
+    (tmp_path / "there/out").write_text("old")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "source").symlink_to(tmp_path / "in.jsonl")
+    flags = ["--num-gpu-blocks-override", "64"]
+    files = ["-i", str(tmp_path / "in.jsonl"), "-o"]
+    for name in ("loop", "source"):
+        assert main(["run-batch", *files, str(tmp_path / name), *flags]) == 1
+    printed = capsys.readouterr().err
+    assert f"the output {tmp_path / 'loop'} is a link that leads nowhere" in printed
+    assert "input and output are the same file" in printed
+    for name in ("out", "new"):
+        assert main(["run-batch", *files, str(tmp_path / name), *flags]) == 3
+        assert (tmp_path / name).is_symlink()
+        assert json.loads((tmp_path / "there" / name).read_bytes())["custom_id"] == "wrong"
+    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == ["new", "out"]
+
+
 def test_files_behind_urls(store, tmp_path):
     file = tmp_path / "file"
     Store.files.update({"/x": b"12345", "/short": b"12345"})

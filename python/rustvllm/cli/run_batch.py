@@ -182,7 +182,7 @@ class _Files:
             if not Path(folder).is_dir():
                 raise ConfigError(f"--output-tmp-dir {folder} is not a folder")
             return cls(source, Path(folder) / OUTPUT_NAME)
-        target = Path(args.output_file)
+        target = _followed(Path(args.output_file))
         if not target.absolute().parent.is_dir():
             raise ConfigError(f"the output's folder {target.absolute().parent} does not exist")
         if target.exists() and target.samefile(source):
@@ -195,6 +195,20 @@ class _Files:
                     "or choose another output"
                 )
         return cls(source, target)
+
+
+def _followed(output: Path) -> Path:
+    """Where a link leads, which is what shells write to; any other path stays as it was named.
+
+    Raises:
+        ConfigError: The link leads to itself.
+    """
+    if not output.is_symlink():
+        return output
+    try:
+        return output.resolve()
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"the output {output} is a link that leads nowhere: {error}") from error
 
 
 def _answer_all(
