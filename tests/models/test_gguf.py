@@ -18,6 +18,7 @@ from naive_schedule import NaiveEngine, Request
 from rustvllm import _core
 from rustvllm.config import LoadConfig
 from rustvllm.config.checkpoint.forms import kept_layers, read_forms
+from rustvllm.config.checkpoint.gguf_file import GgufFile
 from rustvllm.config.model_folder import read_model_config
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu.embedding import BlockEmbedding, PackedEmbedding
@@ -25,6 +26,7 @@ from rustvllm.layers.cpu.linear import CoreLinear
 from rustvllm.layers.cpu.packer import LinearOptions, LinearPacker
 from rustvllm.layers.linear import Linear
 from rustvllm.model_loader import load_model
+from rustvllm.model_loader.gguf_tensors import file_name, read_gguf_headers
 
 gguf_files = pytest.importorskip("gguf_files", reason="the gguf package is not installed", exc_type=ImportError)
 
@@ -266,6 +268,29 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_an_error(tmp_path, monk
         load(path)
     assert len(batches) == 1
     assert len(batches[0]) > 5
+
+
+@pytest.mark.parametrize("variant", ["gpt2-untied", "llama-biases", "phi3", "gemma2", "gemma3", "qwen3"])
+def test_messages_have_the_names_of_the_file(variant, tmp_path):
+    import gguf
+
+    path = tmp_path / "whole.gguf"
+    write(path, variant, lambda _: "F32")
+    names = {tensor.name for tensor in gguf.GGUFReader(path).tensors}
+    assert {file_name(name, GgufFile(path).architecture) for name in read_gguf_headers(path)} == names
+    content = path.read_bytes()
+    for old, new in (
+        (b"blk.1.ffn_down.weight", b"blk.1.ffn_dawn.weight"),
+        (b"output_norm.weight", b"output_nerm.weight"),
+    ):
+        assert content.count(old) == 1
+        content = content.replace(old, new)
+    path.write_bytes(content)
+    with pytest.raises(ModelLoadError) as caught:
+        load(path)
+    for name in ("blk.1.ffn_down.weight", "output_norm.weight"):
+        assert f"tensor '{name}' is missing" in str(caught.value)
+    assert "whole.gguf: tensor 'blk.1.ffn_dawn.weight' is unexpected" in str(caught.value)
 
 
 def test_a_shard_is_part_of_the_model(tmp_path):

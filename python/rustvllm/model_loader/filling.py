@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -11,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from rustvllm.config.checkpoint.gguf_file import is_gguf
+from rustvllm.config.checkpoint.gguf_file import GgufFile, is_gguf
 from rustvllm.config.checkpoint.whole_forms import NumberForm
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.linear import LinearKernel
@@ -19,6 +20,7 @@ from rustvllm.layers.whole_rows import LayerPlace, StoredWords, WholeForm
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, MAX_NAMED, StoredTensor
 from rustvllm.model_loader.file_packing import FileBatch, FilesPacker
+from rustvllm.model_loader.gguf_tensors import file_name
 from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_numbers import dense_rows, has_words, stored_words, whole_rows
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor, ZeroBias
@@ -168,7 +170,8 @@ def match_tensors(model: CausalLM, folder: Path, stored: dict[str, StoredTensor]
     for _, source, name in doubles:
         if source.shape != shapes[name]:
             raise ModelLoadError(
-                f"{folder}: the weights do not match {_description(folder)}: {_misshapen(source, shapes[name])}"
+                f"{folder}: the weights do not match {_description(folder)}: "
+                f"{_misshapen(source, shapes[name], _shown_names(folder))}"
             )
     check_cuts(sources, slices)
     return Match(sources, targets, slices, doubles)
@@ -382,21 +385,23 @@ def _check(model: CausalLM, folder: Path, sources: dict[str, StoredTensor], shap
     Raises:
         ModelLoadError: Tensors are missing, unexpected, of another shape or of no floating-point dtype.
     """
+    shown = _shown_names(folder)
     problems = [
-        _misshapen(tensor, shapes[name])
+        _misshapen(tensor, shapes[name], shown)
         for name, tensor in sources.items()
         if name in shapes and tensor.shape != shapes[name]
     ]
     problems += [
-        f"{tensor.file.name}: tensor {tensor.name!r} has dtype {tensor.dtype}, supported: {', '.join(FLOAT_DTYPES)}"
+        f"{tensor.file.name}: tensor {shown(tensor.name)!r} has dtype {tensor.dtype}, supported: "
+        f"{', '.join(FLOAT_DTYPES)}"
         for name, tensor in sources.items()
         if name in shapes
         and tensor.dtype not in (*FLOAT_DTYPES, *BLOCK_TYPES)
         and not isinstance(tensor, QuantizedTensor)
     ]
-    problems += [f"tensor {name!r} is missing" for name in shapes if name not in sources]
+    problems += [f"tensor {shown(name)!r} is missing" for name in shapes if name not in sources]
     problems += [
-        f"{tensor.file.name}: tensor {tensor.name!r} is unexpected"
+        f"{tensor.file.name}: tensor {shown(tensor.name)!r} is unexpected"
         for name, tensor in sources.items()
         if name not in shapes
     ]
@@ -414,5 +419,14 @@ def _description(folder: Path) -> str:
     return "its metadata" if is_gguf(folder) else "config.json"
 
 
-def _misshapen(stored: StoredTensor, expected: tuple[int, ...]) -> str:
-    return f"{stored.file.name}: tensor {stored.name!r} has shape {list(stored.shape)}, expected {list(expected)}"
+def _shown_names(folder: Path) -> Callable[[str], str]:
+    """What gives a tensor the name by which a user finds it in a file, for messages."""
+    if not is_gguf(folder):
+        return str
+    return partial(file_name, architecture=GgufFile(folder).architecture)
+
+
+def _misshapen(stored: StoredTensor, expected: tuple[int, ...], shown: Callable[[str], str]) -> str:
+    return (
+        f"{stored.file.name}: tensor {shown(stored.name)!r} has shape {list(stored.shape)}, expected {list(expected)}"
+    )

@@ -62,6 +62,8 @@ _AROUND_GPT2: Final[Mapping[str, str]] = {
 }
 _OF_THE_CONFIGURATION: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are read with the metadata."""
+_PREFIX: Final = "model."
+"""Of a checkpoint's names, which the models here are without."""
 _BLOCK: Final = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 
 
@@ -109,6 +111,21 @@ def _checkpoint_name(name: str, architecture: str) -> str:
     stem, _, kind = name.rpartition(".")
     around = _AROUND_GPT2 if architecture == "gpt2" else _AROUND
     return f"{around[stem]}.{kind}" if stem in around else name
+
+
+def file_name(name: str, architecture: str) -> str:
+    """The name in a GGUF file of what a checkpoint, or a model without the checkpoint's prefix, calls ``name``."""
+    prefix, modules = _LAYERS.get(architecture, ("", {}))
+    stem, _, kind = name.rpartition(".")
+    around = _AROUND_GPT2 if architecture == "gpt2" else _AROUND
+    for ours, theirs in around.items():
+        if stem in (theirs, theirs.removeprefix(_PREFIX)):
+            return f"{ours}.{kind}"
+    layers = prefix.removeprefix(_PREFIX) + "."
+    bare = stem.removeprefix(_PREFIX)
+    layer, _, module = bare.removeprefix(layers).partition(".")
+    found = next((ours for ours, theirs in modules.items() if theirs == module), None)
+    return f"blk.{layer}.{found}.{kind}" if found is not None and bare.startswith(layers) else name
 
 
 def _interleaved_rows(name: str, shape: list[int], heads: int, kv_heads: int) -> int:
