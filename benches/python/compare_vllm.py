@@ -186,9 +186,11 @@ def main() -> None:
     parser.add_argument("--arguments", default="", help="more flags of rustvllm serve, in one string")
     parser.add_argument("--vllm-arguments", default="", help="more flags of vLLM's server, in one string")
     parser.add_argument("--vllm-cores", default="", help="VLLM_CPU_OMP_THREADS_BIND (default: every core)")
-    parser.add_argument("--log-folder", help="what the servers print goes there")
+    parser.add_argument("--log-folder", help="what the servers print goes there; made if it is not there")
     add_common_flags(parser)
     args = parse(parser)
+    if args.log_folder:
+        Path(args.log_folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = write_tiny_llama(Path(folder) / "tiny-llama", args.tokenizer, num_layers=args.num_layers)
         vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]

@@ -56,9 +56,11 @@ def test_idle_cost(run):
     assert any(name.startswith("engine") for name in report["runs"]["process"][0]["resident_mb"])
 
 
-def test_our_side_of_the_comparison(run, shared_dir):
+def test_our_side_of_the_comparison(run, shared_dir, tmp_path):
     report = run("compare_vllm.py", "--concurrency", "2", "--turns", "1", "--seconds", "0.1",
-                 "--tokenizer", str(shared_dir / "data/slm4096-gpt2/hf"))  # fmt: skip
+                 "--tokenizer", str(shared_dir / "data/slm4096-gpt2/hf"),
+                 "--log-folder", str(tmp_path / "to/make"))  # fmt: skip
+    assert (tmp_path / "to/make/rustvllm.log").stat().st_size
     (result,) = report["results"]
     assert result["runs"]["rustvllm"][0]["failed"] == 0
     assert result["ratios"] is None
