@@ -111,6 +111,13 @@ def take_over(name: str, level: int) -> None:
         logger.propagate = not logger.handlers
 
 
+def mask_library(name: str) -> None:
+    """Have the handlers of a library's own loggers mask secrets, too."""
+    for handler in logging.getLogger(name).handlers:
+        if not any(isinstance(each, _RedactingFilter) for each in handler.filters):
+            handler.addFilter(_RedactingFilter())
+
+
 def format_line(name: str, level: int, message: str) -> str:
     """The line, without its end, that a logger of that name would write to stderr now."""
     return _make_formatter().format(logging.LogRecord(name, level, __file__, 0, message, None, None))

@@ -40,6 +40,10 @@ _SHAPES = (
     re.compile(r"(?<=://)[^\s/@'\"]+(?=@)"),
     # A parameter of a URL.
     re.compile(r"([?&](?:api[_-]?key|key|token|access_token|password|secret)=)[^\s&'\"#]+", re.IGNORECASE),
+    # What signs a URL: with it any client may read what the URL leads to.
+    re.compile(
+        r"([?&](?:x-amz-(?:signature|security-token)|x-goog-signature|signature|sig)=)[^\s&'\"#]+", re.IGNORECASE
+    ),
 )
 _registered: set[str] = set()
 

@@ -1,5 +1,6 @@
 """The log has one tree and no secrets."""
 
+import io
 import json
 import logging
 import uuid
@@ -8,7 +9,15 @@ import pytest
 
 import rustvllm.logger
 from rustvllm.exceptions import ConfigError
-from rustvllm.logger import _RedactingFormatter, _StderrHandler, init_logger, redact, set_up_again, take_over
+from rustvllm.logger import (
+    _RedactingFormatter,
+    _StderrHandler,
+    init_logger,
+    mask_library,
+    redact,
+    set_up_again,
+    take_over,
+)
 
 
 def test_hub_and_bearer_tokens_are_masked(monkeypatch):
@@ -110,6 +119,16 @@ def test_a_library_writes_through_the_tree(tree, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("[a_library_of_a_test.part] key ***")
     library.handlers = []
+
+
+def test_a_librarys_own_handlers_mask_secrets():
+    library, written = logging.getLogger("a_library"), io.StringIO()
+    library.addHandler(logging.StreamHandler(written))
+    for _ in range(2):
+        mask_library("a_library")
+    library.warning("from %s", "https://c/x?X-Amz-Signature=ab12")
+    assert written.getvalue() == "from https://c/x?X-Amz-Signature=***\n"
+    assert len(library.handlers[0].filters) == 1
 
 
 def test_a_configuration_file_decides_and_secrets_are_masked_all_the_same(tree, monkeypatch, tmp_path):

@@ -19,6 +19,8 @@ from rustvllm.redaction import redact, redact_mapping, register_secrets
         ("{'x-api-key': 'abc'}", "{'x-api-key': '***'}"),
         ("https://user:pass@host/path", "https://***@host/path"),
         ("GET /x?api_key=abc&b=1", "GET /x?api_key=***&b=1"),
+        ("https://c/x?X-Amz-Signature=ab12&a=1", "https://c/x?X-Amz-Signature=***&a=1"),
+        ("https://c/x?Policy=p&Signature=a~b-c__&sig=1%2F2", "https://c/x?Policy=p&Signature=***&sig=***"),
         ("/x?a=1&token=abc#part", "/x?a=1&token=***#part"),
         ("/x?access_token=abc", "/x?access_token=***"),
     ],

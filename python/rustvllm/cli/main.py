@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     program = " ".join(["rustvllm", *args[:1]])
     try:
         try:
-            return _run(args, may_leave=argv is None)
+            code = _run(args)
         finally:
             sys.stdout.flush()  # the interpreter would do it later, where nothing catches what it raises
     except ConfigError as error:  # an environment variable that is read while modules are imported
@@ -65,17 +65,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output has gone
         discard_output()
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return _end(EXIT_INTERRUPTED, may_leave=argv is None)
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
         discard_output()
         print(f"{program}: error: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
+    else:
+        return _end(code, may_leave=argv is None)
     return EXIT_FAILURE
 
 
-def _run(args: list[str], *, may_leave: bool) -> int:
-    """Run a command; its exit code. With ``may_leave`` a trace that is interrupted ends the process itself."""
+def _end(code: int, *, may_leave: bool) -> int:
+    """The exit code; an interrupted process ends itself with it."""
+    if code == EXIT_INTERRUPTED and may_leave:
+        leave(code)  # the interpreter would wait for downloads, and take torch apart first, for a second or two
+    return code
+
+
+def _run(args: list[str]) -> int:
+    """Run a command; its exit code."""
     parser = make_parser()
     if not args or args[0] in ("-h", "--help"):
         parser.print_help()
@@ -102,12 +111,9 @@ def _run(args: list[str], *, may_leave: bool) -> int:
         try:
             from rustvllm.cli.trace import trace
 
-            code = trace(rest)
+            return trace(rest)
         except KeyboardInterrupt:  # before trace takes care of it: the imports take a moment
-            code = EXIT_INTERRUPTED
-        if code == EXIT_INTERRUPTED and may_leave:
-            leave(code)  # the interpreter would take torch apart first, for a second or two
-        return code
+            return EXIT_INTERRUPTED
     if command == "chat":
         from rustvllm.cli.chat import chat
 

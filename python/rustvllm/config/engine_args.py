@@ -515,10 +515,13 @@ def _check_hf_overrides(overrides: Any) -> None:
 
 def resolve_tokenizer(name: str, download_dir: Path | None) -> Path:
     """Folder, or GGUF file, of a tokenizer given apart from the model; a folder needs no config.json."""
-    folder = Path(name).expanduser()
-    if folder.is_dir() or (is_gguf(folder) and folder.is_file()):
-        return folder.absolute()
-    return hub.resolve_model(name, None, download_dir, with_weights=False).path
+    try:
+        folder = Path(name).expanduser()
+        if folder.is_dir() or (is_gguf(folder) and folder.is_file()):
+            return folder.absolute()
+    except (OSError, ValueError, RuntimeError):  # too long, contains a NUL, or ``~user`` of an unknown user
+        pass
+    return hub.resolve_model(name, None, download_dir, with_weights=False, with_config=False).path
 
 
 def _processor_names(processors: object) -> tuple[str | type[Any], ...]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rustvllm.config import hub
+from rustvllm.config.hub import download
 from rustvllm.exceptions import ModelLoadError, ModelNotFoundError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -32,6 +34,17 @@ GGUF_FILES = {
     "BF16/m-BF16.gguf": b"sixteen",
 }
 # What the hub says, by repository: status and error code.
+FILES_OF = {
+    "acme/pickled": ["config.json", "pytorch_model.bin"],
+    "acme/adapter": ["adapter_config.json", "adapter_model.safetensors", "README.md"],
+    "acme/tokenizer": ["tokenizer.json"],
+    "acme/templates": [*FILES, "additional_chat_templates/tool_use.jinja"],
+}
+OTHER_FILES = {
+    "adapter_config.json": b"{}",
+    "adapter_model.safetensors": b"weights",
+    "additional_chat_templates/tool_use.jinja": b"tools",
+}
 ANSWERS = {
     "acme/gated": (403, "GatedRepo"),
     "acme/missing": (404, "RepoNotFound"),
@@ -44,11 +57,12 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from rustvllm.config import hub
-name, revision, download_dir, weights = json.loads(sys.argv[1])
+name, revision, download_dir, weights, config = json.loads(sys.argv[1])
 try:
-    found = hub.resolve_model(name, revision, download_dir and Path(download_dir), with_weights=weights)
+    place = download_dir and Path(download_dir)
+    found = hub.resolve_model(name, revision, place, with_weights=weights, with_config=config)
     folder = found.path if found.path.is_dir() else found.path.parent
-    files = sorted(path.name for path in folder.iterdir())
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     print(json.dumps({"files": files, "name": found.name, "aliases": found.aliases, "path": str(found.path)}))
 except Exception as error:
     print(json.dumps({"error": type(error).__name__, "message": str(error)}))
@@ -74,7 +88,10 @@ class Hub(BaseHTTPRequestHandler):
             status, code = ANSWERS[repo]
             return self.answer(status, b'{"error": "no"}', {"X-Error-Code": code} if code else {})
         files = FILES | GGUF_FILES if repo == "acme/gguf" else FILES
-        names = ["config.json", "pytorch_model.bin"] if repo == "acme/pickled" else list(files)
+        files = files | OTHER_FILES
+        names = FILES_OF.get(repo) or [name for name in files if name not in OTHER_FILES]
+        if repo == "acme/portal":
+            return self.answer(200, b"<html>Please log in</html>", {"Content-Type": "text/html"})
         if repo == "acme/gguf":
             names = [name for name in names if name not in FILES or name == "README.md"]
         if path.startswith("/api/models/"):
@@ -85,6 +102,11 @@ class Hub(BaseHTTPRequestHandler):
         content = files.get("/".join(parts[4:]))
         if content is None:
             return self.answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+        if repo == "acme/cut" and path.endswith(".safetensors") and self.command == "GET":
+            content = content[:-1]
+        if repo == "acme/slow" and path.endswith(".safetensors") and self.command == "GET":
+            self.server.is_waiting.set()
+            self.server.may_go_on.wait(60)
         return self.answer(200, content, {"X-Repo-Commit": COMMIT, "ETag": f'"{hash(content) & 0xFFFFFFFF:x}"'})
 
     def answer(self, status, body, headers):
@@ -101,23 +123,29 @@ class Hub(BaseHTTPRequestHandler):
 def server():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     server.requests = []
+    server.is_waiting, server.may_go_on = threading.Event(), threading.Event()
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
+    server.may_go_on.set()
     server.shutdown()
     server.server_close()
     thread.join()
 
 
 @pytest.fixture
-def resolve(server, tmp_path):
-    def run(name, *, revision=None, download_dir=None, weights=True, **environment):
-        env = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING", "RUSTVLLM"))}
-        env |= {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
-        env |= {"PYTHONPATH": str(Path(hub.__file__).parents[2])} | environment
+def environ(server, tmp_path):
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING", "RUSTVLLM"))}
+    env |= {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
+    return env | {"PYTHONPATH": str(Path(hub.__file__).parents[3])}
+
+
+@pytest.fixture
+def resolve(environ):
+    def run(name, *, revision=None, download_dir=None, weights=True, config=True, **environment):
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, json.dumps([name, revision, download_dir, weights])],
-            env=env,
+            [sys.executable, "-c", SCRIPT, json.dumps([name, revision, download_dir, weights, config])],
+            env=environ | environment,
             capture_output=True,
             text=True,
             timeout=60,
@@ -169,7 +197,11 @@ def test_one_gguf_model_is_fetched_with_its_parts(resolve, name, files, path):
         ("acme/gguf:Q5_0", "ModelNotFoundError", ["no GGUF file with quantisation 'Q5_0'", "BF16, Q4_K_M, Q8_0"]),
         ("acme/gguf/none.gguf", "ModelNotFoundError", ["acme/gguf has no file none.gguf"]),
         ("acme/model:Q8_0", "ModelNotFoundError", ["acme/model has no GGUF file that holds a model"]),
-        ("acme/gguf", "ModelLoadError", ["has no config.json", "acme/gguf:Q8_0"]),
+        (
+            "acme/gguf",
+            "ModelLoadError",
+            ["has no config.json", "it has GGUF files (BF16, Q4_K_M, Q8_0): name one, such as acme/gguf:BF16"],
+        ),
         ("acme/missing:Q8_0", "ModelNotFoundError", ["no model acme/missing"]),
         ("acme/gated/m.gguf", "ModelAccessError", ["acme/gated (asked for as acme/gated/m.gguf) is gated"]),
     ],
@@ -235,11 +267,17 @@ def test_download_dir_and_token(resolve, server, tmp_path):
         ("acme/private", "ModelNotFoundError", ["no model acme/private", "set HF_TOKEN"]),
         ("acme/forbidden", "ModelAccessError", ["HTTP 403", "HF_TOKEN"]),
         ("acme/broken", "ModelLoadError", ["HTTP 500", "try again"]),
-        ("acme/pickled", "ModelLoadError", ["no *.safetensors"]),
+        ("acme/pickled", "ModelLoadError", ["no *.safetensors", "they can run code"]),
+        ("acme/adapter", "ModelLoadError", ["no config.json", "it is an adapter: serve its base model"]),
+        ("acme/portal", "ModelLoadError", ["something other than the hub's JSON", "proxy"]),
+        ("acme/cut", "HubUnreachableError", ["the download of acme/cut from", "was not finished", "Start again"]),
     ],
 )
-def test_refusals_are_told_apart(resolve, name, error, words):
+def test_refusals_are_told_apart(resolve, server, name, error, words):
+    server.requests.clear()
     answer = resolve(name)
+    if name != "acme/cut":
+        assert downloads(server) == [], "nothing is fetched of what is refused"
     assert answer["error"] == error, answer
     for word in words:
         assert word in answer["message"]
@@ -249,6 +287,61 @@ def test_unknown_revision(resolve):
     answer = resolve("acme/branchless", revision="v9")
     assert answer["error"] == "ModelNotFoundError"
     assert "no revision 'v9'" in answer["message"]
+
+
+def test_templates_in_their_folder_are_fetched(resolve):
+    assert "additional_chat_templates/tool_use.jinja" in resolve("acme/templates")["files"]
+
+
+def test_a_tokenizer_alone_needs_no_configuration(resolve):
+    found = resolve("acme/tokenizer", weights=False, config=False)
+    assert found["files"] == ["tokenizer.json"]
+    assert resolve("acme/tokenizer", weights=False, config=False, HF_HUB_OFFLINE="1") == found
+
+
+def test_an_interrupted_download_ends_at_once(environ, server):
+    code = "from rustvllm.cli.main import main; import sys; sys.exit(main())"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "inspect", "acme/slow"], env=environ, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert server.is_waiting.wait(60)
+            process.send_signal(signal.SIGINT)
+            printed = process.communicate(timeout=20)[1]
+        finally:
+            process.kill()
+    assert process.returncode == 130, printed
+    assert not server.may_go_on.is_set()
+    assert "Traceback" not in printed
+
+
+def test_requests_without_a_time_limit_get_one(monkeypatch):
+    from huggingface_hub import get_session
+
+    monkeypatch.setenv("RUSTVLLM_HUB_TIMEOUT", "7")
+    session, before = get_session(), get_session().timeout
+    with download.time_limit():
+        assert session.timeout.read == session.timeout.connect == 7
+    assert session.timeout == before
+    monkeypatch.setattr(session, "timeout", 3)
+    with download.time_limit():
+        assert session.timeout.read == 3, "a program's own limit stays"
+    monkeypatch.setattr(session, "timeout", before)
+
+
+def test_what_cannot_be_in_a_token_is_said(resolve):
+    answer = resolve("acme/model", HF_TOKEN="hf_secretsecret\u2019")
+    assert answer["error"] == "ModelAccessError", answer
+    assert "your HF_TOKEN holds a character that no token has" in answer["message"]
+    assert "hf_secret" not in answer["message"]
+
+
+@pytest.mark.parametrize("name", ["acme/missing", "gpt2"])
+def test_a_password_in_the_endpoint_is_masked(resolve, server, name):
+    port = 9 if name == "gpt2" else server.server_port
+    answer = resolve(name, HF_ENDPOINT=f"http://me:hunter2@127.0.0.1:{port}")
+    assert f"http://***@127.0.0.1:{port}" in answer["message"]
+    assert "hunter2" not in answer["message"]
 
 
 def test_a_token_is_never_in_a_message(resolve):

@@ -50,6 +50,17 @@ def choose_file(files: Iterable[str], label: str | None, where: str) -> str:
     return first[0]
 
 
+def advice(files: Iterable[str], where: str) -> str:
+    """The end of a message about a place that has GGUF files, but was not named as one; empty if it has none."""
+    first = sorted(file for file in files if _is_first(file))
+    if not first:
+        return ""
+    label = label_of(first[0])
+    return (
+        f"; it has GGUF files ({_listed(first)}): name one, such as {where}{f':{label}' if label else f'/{first[0]}'}"
+    )
+
+
 def label_of(file: str) -> str:
     """The label in a file's name; empty without one."""
     stem = re.sub(r"\.gguf$", "", _PART.sub(".gguf", file), flags=re.IGNORECASE)

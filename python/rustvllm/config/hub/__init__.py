@@ -5,42 +5,28 @@ GGUF model if the name selects one. ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` a
 meaning, because huggingface_hub does the fetching.
 """
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
-from rustvllm import envs
 from rustvllm.config.checkpoint import gguf_names
 from rustvllm.config.checkpoint.gguf_file import is_gguf
-from rustvllm.exceptions import (
-    ConfigError,
-    HubUnreachableError,
-    ModelAccessError,
-    ModelLoadError,
-    ModelNotFoundError,
-)
-from rustvllm.logger import init_logger, redact
+from rustvllm.config.hub.download import fetch, model_info
+from rustvllm.config.hub.failures import SHORT_NAMES, at_revision, explain, is_offline, root_cause, same_names
+from rustvllm.exceptions import ConfigError, ModelLoadError, ModelNotFoundError
+from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
 
 EMBEDDED_MODEL: Final = "rustvllm-tiny"
 """Name of the model inside the package, used when no name is given."""
-SHORT_NAMES: Final = {
-    "gpt2": "openai-community/gpt2",
-    "gpt-2": "openai-community/gpt2",
-    "gpt2-medium": "openai-community/gpt2-medium",
-    "gpt2-large": "openai-community/gpt2-large",
-    "gpt2-xl": "openai-community/gpt2-xl",
-    "distilgpt2": "distilbert/distilgpt2",
-}
-"""Short names, and the hub's full names for them."""
-
 _JSON_PATTERNS = ("*.json", "*.txt", "*.jinja", "tokenizer.model")
 _WEIGHT_PATTERNS = ("*.safetensors",)
 _CODE_PATTERNS = ("*.py",)
+_TEMPLATE_PATTERN = "additional_chat_templates/*.jinja"
 # Folders hold exports to other formats; "consolidated" are the same weights under other names.
 _IGNORED_PATTERNS = ("*/*", "consolidated*.safetensors")
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")
@@ -64,7 +50,7 @@ class ResolvedModel:
 
 def embedded_model_path() -> Path:
     """Folder of the model inside the package."""
-    return Path(__file__).parents[1] / "assets" / "tiny"
+    return Path(__file__).parents[2] / "assets" / "tiny"
 
 
 def resolve_model(
@@ -74,6 +60,7 @@ def resolve_model(
     *,
     with_weights: bool = True,
     with_code: bool = False,
+    with_config: bool = True,
 ) -> ResolvedModel:
     """Find a model's folder or GGUF file, fetching it when it is on the hub and not yet here.
 
@@ -85,6 +72,7 @@ def resolve_model(
         download_dir: Where to keep what is fetched, instead of the hub's cache under ``HF_HOME``.
         with_weights: False fetches only the configuration and the tokenizer.
         with_code: Also fetch the model's Python files; whether they may run is decided elsewhere.
+        with_config: False takes a repository of the hub without ``config.json``: one that holds a tokenizer alone.
 
     Raises:
         ModelNotFoundError: The name is neither a folder nor a model on the hub.
@@ -131,13 +119,21 @@ def resolve_model(
             f"{name[:200]!r} is neither a local folder nor the name of a hub model, such as gpt2 or owner/name"
         )
     repo_id = SHORT_NAMES.get(name.lower(), name)
-    path = _snapshot(repo_id, name, revision, download_dir, with_weights=with_weights, with_code=with_code)
+    path = _snapshot(
+        repo_id,
+        name,
+        revision,
+        download_dir,
+        with_weights=with_weights,
+        with_code=with_code,
+        with_config=with_config,
+    )
     if with_weights and not any(path.glob("*.safetensors")):
         raise ModelLoadError(
-            f"{repo_id} has no *.safetensors weights; if it has GGUF files, name one ({repo_id}:Q8_0); rustvllm does "
-            "not load other formats, because they can run code"
+            f"{repo_id} has no *.safetensors weights in {path}; rustvllm does not load other formats, because they can "
+            "run code"
         )
-    return ResolvedModel(name, path, tuple(alias for alias in _same_names(repo_id) if alias != name))
+    return ResolvedModel(name, path, tuple(alias for alias in same_names(repo_id) if alias != name))
 
 
 def _is_folder(name: str) -> bool:
@@ -170,11 +166,6 @@ def _model_in(folder: Path) -> Path:
     return folder.absolute()
 
 
-def _same_names(repo_id: str) -> list[str]:
-    """All names of a hub model, the full one first. Older tools keep it in their cache under a short one."""
-    return [repo_id, *(short for short, full in SHORT_NAMES.items() if full == repo_id)]
-
-
 def _snapshot(
     repo_id: str,
     name: str,
@@ -183,58 +174,81 @@ def _snapshot(
     *,
     with_weights: bool,
     with_code: bool = False,
+    with_config: bool = True,
 ) -> Path:
     """The folder of a hub model, fetched if need be; the cached copy when the hub cannot be asked."""
-    from huggingface_hub import HfApi, snapshot_download
-
-    names = _same_names(repo_id)
-    needed = ["config.json", *(_WEIGHT_PATTERNS if with_weights else ())]
-
-    def fetch(repo_id: str, revision: str | None, *, local_files_only: bool) -> Path:
-        folder = snapshot_download(
-            repo_id,
-            revision=revision,
-            cache_dir=None if download_dir is None else str(download_dir),
-            allow_patterns=[
-                *_JSON_PATTERNS,
-                *(_WEIGHT_PATTERNS if with_weights else ()),
-                *(_CODE_PATTERNS if with_code else ()),
-            ],
-            ignore_patterns=list(_IGNORED_PATTERNS),
-            library_name="rustvllm",
-            local_files_only=local_files_only,
-        )
-        return Path(folder)
+    names = same_names(repo_id)
+    needed = [*(["config.json"] if with_config else ()), *(_WEIGHT_PATTERNS if with_weights else ())]
+    patterns = [
+        *_JSON_PATTERNS,
+        *(_WEIGHT_PATTERNS if with_weights else ()),
+        *(_CODE_PATTERNS if with_code else ()),
+    ]
 
     def cached(names: Sequence[str], revision: str | None, needed: Sequence[str]) -> tuple[Path | None, list[str]]:
-        return _find_cached(lambda name: fetch(name, revision, local_files_only=True), names, needed)
+        def look_up(name: str) -> Path:
+            return fetch(name, revision, download_dir, patterns, _IGNORED_PATTERNS, local_files_only=True)
+
+        return _find_cached(look_up, names, needed)
 
     try:
-        # Asked first with a time limit: the download itself would wait for ever for a hub that says nothing.
-        info = HfApi(library_name="rustvllm").model_info(repo_id, revision=revision, timeout=envs.hub_timeout())
+        info = model_info(repo_id, revision)
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 -- every failure of the hub is explained, none is a traceback
         path, lacking = cached(names, revision, needed)
         if path is None:  # not cached, or not completely: the first error is the reason
-            _explain(error, repo_id, name, revision, download_dir, lacking)
-        if not _is_offline():
-            logger.warning("using the cached copy of %s: %s", _at(repo_id, revision), _root_cause(error))
+            explain(error, repo_id, name, revision, download_dir, lacking)
+        if not is_offline():
+            logger.warning("using the cached copy of %s: %s", at_revision(repo_id, revision), root_cause(error))
         return path
     # The same commit under another name need not be fetched again, if it is there with its tokenizer.
     if info.sha and cached(names[:1], info.sha, needed)[0] is None:
         path, _ = cached(names[1:], info.sha, [*needed, "tokenizer.json"])
         if path is not None:
             return path
+    files = [sibling.rfilename for sibling in info.siblings or ()]
+    if files:
+        _check_files(files, repo_id, revision, with_weights=with_weights, with_config=with_config)
     try:
-        path = fetch(repo_id, revision, local_files_only=False)
+        path = fetch(repo_id, revision, download_dir, patterns, _IGNORED_PATTERNS, local_files_only=False)
+        if any(fnmatchcase(file, _TEMPLATE_PATTERN) for file in files):  # which the ignored patterns leave out
+            fetch(repo_id, path.name, download_dir, [_TEMPLATE_PATTERN], local_files_only=False)
     except Exception as error:  # noqa: BLE001
-        _explain(error, repo_id, name, revision, download_dir, cached(names, revision, needed)[1])
-    if not (path / "config.json").is_file():
-        raise ModelLoadError(
-            f"{_at(repo_id, revision)} has no config.json in {path}; if it has GGUF files, name one ({repo_id}:Q8_0)"
-        )
+        explain(error, repo_id, name, revision, download_dir, cached(names, revision, needed)[1], is_download=True)
+    if with_config and not (path / "config.json").is_file():
+        raise ModelLoadError(f"{at_revision(repo_id, revision)} has no config.json in {path}")
     return path
+
+
+def _check_files(
+    files: Sequence[str], repo_id: str, revision: str | None, *, with_weights: bool, with_config: bool
+) -> None:
+    """Refuse a repository that holds no model before anything of it is fetched.
+
+    Args:
+        files: Names of all its files.
+        repo_id: Full name.
+        revision: As it was asked for.
+        with_weights: Whether there must be weights.
+        with_config: Whether there must be a configuration.
+
+    Raises:
+        ModelLoadError: Says what is missing, and what works.
+    """
+    what = at_revision(repo_id, revision)
+    instead = gguf_names.advice(files, repo_id)
+    if with_config and "config.json" not in files:
+        if "adapter_config.json" in files:
+            instead = (
+                "; it is an adapter: serve its base model with --enable-lora, and name a folder with the adapter's "
+                "files in --lora-modules (docs/lora.md)"
+            )
+        raise ModelLoadError(f"{what} has no config.json, so it does not hold a model{instead}")
+    if with_weights and not any(fnmatchcase(file, _WEIGHT_PATTERNS[0]) and "/" not in file for file in files):
+        if not instead:
+            instead = "; rustvllm does not load other formats, because they can run code"
+        raise ModelLoadError(f"{what} has no *.safetensors weights{instead}")
 
 
 def _gguf_snapshot(
@@ -255,50 +269,41 @@ def _gguf_snapshot(
         revision: As it was asked for.
         download_dir: As it was asked for.
     """
-    from huggingface_hub import HfApi, snapshot_download
 
     def chosen(names: Sequence[str]) -> str:
         if not file:
             return gguf_names.choose_file(names, label, repo_id)
         if file not in names:
-            raise ModelNotFoundError(f"{_at(repo_id, revision)} has no file {file}")
+            raise ModelNotFoundError(f"{at_revision(repo_id, revision)} has no file {file}")
         return file
-
-    def fetch(patterns: Sequence[str], *, local_files_only: bool) -> Path:
-        folder = snapshot_download(
-            repo_id,
-            revision=revision,
-            cache_dir=None if download_dir is None else str(download_dir),
-            allow_patterns=list(patterns),
-            library_name="rustvllm",
-            local_files_only=local_files_only,
-        )
-        return Path(folder)
 
     def cached() -> Path | None:
         try:
-            folder = fetch([], local_files_only=True)  # others of its files may be missing
+            folder = fetch(
+                repo_id, revision, download_dir, [], local_files_only=True
+            )  # others of its files may be missing
             found = chosen([path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")])
         except Exception:  # noqa: BLE001 -- of no use, whatever the reason
             return None
         return folder / found if all((folder / part).is_file() for part in gguf_names.parts_of(found)) else None
 
     try:
-        info = HfApi(library_name="rustvllm").model_info(repo_id, revision=revision, timeout=envs.hub_timeout())
+        info = model_info(repo_id, revision)
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 -- every failure of the hub is explained, none is a traceback
         path = cached()
         if path is None:
-            _explain(error, repo_id, name, revision, download_dir, [])
-        if not _is_offline():
-            logger.warning("using the cached copy of %s: %s", _at(repo_id, revision), _root_cause(error))
+            explain(error, repo_id, name, revision, download_dir, [])
+        if not is_offline():
+            logger.warning("using the cached copy of %s: %s", at_revision(repo_id, revision), root_cause(error))
         return path
     found = chosen([sibling.rfilename for sibling in info.siblings or []])
     try:
-        folder = fetch(gguf_names.parts_of(found), local_files_only=False)
+        parts = gguf_names.parts_of(found)
+        folder = fetch(repo_id, revision, download_dir, parts, local_files_only=False)
     except Exception as error:  # noqa: BLE001
-        _explain(error, repo_id, name, revision, download_dir, [])
+        explain(error, repo_id, name, revision, download_dir, [], is_download=True)
     return folder / found
 
 
@@ -328,101 +333,3 @@ def _find_cached(
             return folder, lacking
         lacking.append(f"{folder} has no {' and no '.join(missing)}")
     return None, lacking
-
-
-def _is_offline() -> bool:
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
-
-
-def _explain(
-    error: Exception,
-    repo_id: str,
-    name: str,
-    revision: str | None,
-    download_dir: Path | None,
-    lacking: Sequence[str],
-) -> NoReturn:
-    """Raise an error that says which model was not found, where, and what to do.
-
-    Args:
-        error: What the hub's client raised.
-        repo_id: Full name of the model.
-        name: The name it was asked for by.
-        revision: As it was asked for.
-        download_dir: As it was asked for.
-        lacking: What the cached copies lack, if there are any.
-    """
-    from huggingface_hub import constants, errors
-
-    endpoint, what = constants.ENDPOINT, _at(repo_id, revision)
-    asked = "" if name == repo_id else f" (asked for as {name})"
-    cache = download_dir or Path(constants.HF_HUB_CACHE)
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    has_token = bool(os.environ.get("HF_TOKEN")) or Path(constants.HF_TOKEN_PATH).is_file()
-    if isinstance(error, errors.GatedRepoError):
-        raise ModelAccessError(
-            f"{what}{asked} is gated: accept its licence at {endpoint}/{repo_id}, then set HF_TOKEN to a token of that "
-            "account" + (" (your current token has no access)" if has_token else "")
-        ) from error
-    if isinstance(error, errors.RevisionNotFoundError):
-        raise ModelNotFoundError(
-            f"{repo_id}{asked} has no revision {revision!r}; see {endpoint}/{repo_id}/branches or leave --revision out"
-        ) from error
-    if isinstance(error, errors.RepositoryNotFoundError):
-        hint = "your current HF_TOKEN has no access to it" if has_token else "if it is private, set HF_TOKEN"
-        raise ModelNotFoundError(
-            f"there is no model {what}{asked} on {endpoint}, and no local folder of that name; check the spelling, or "
-            f"{hint}"
-        ) from error
-    if status in (401, 403):
-        raise ModelAccessError(
-            f"{endpoint} refuses access to {what}{asked} (HTTP {status}): "
-            + ("the token is wrong or has no access" if has_token else "set HF_TOKEN")
-        ) from error
-    if isinstance(error, errors.HFValidationError):
-        raise ModelNotFoundError(f"{name!r} is neither a local folder nor a valid hub name: {error}") from error
-    if status is not None:
-        raise ModelLoadError(f"{endpoint} answered HTTP {status} for {what}{asked}; try again later") from error
-    if _is_network_error(error):
-        reason = (
-            "offline mode is on (HF_HUB_OFFLINE)"
-            if _is_offline()
-            else f"{endpoint} cannot be reached ({_root_cause(error)})"
-        )
-        state = (
-            f"the cache in {cache} is incomplete ({'; '.join(lacking)})" if lacking else f"it is not cached in {cache}"
-        )
-        names = _same_names(repo_id)
-        looked = f" (looked for {', '.join(names)})" if len(names) > 1 else ""
-        raise HubUnreachableError(
-            f"cannot get the model {what}{asked}: {state}{looked}, and {reason}. Connect to the network, "
-            "copy the whole cache here (HF_HOME or --download-dir), or give a local folder with config.json and "
-            "*.safetensors"
-        ) from error
-    if isinstance(error, OSError):
-        raise ModelLoadError(f"cannot store {what} in {cache}: {error}") from error
-    raise ModelLoadError(f"cannot get {what}{asked} from {endpoint}: {redact(str(error))}") from error
-
-
-def _is_network_error(error: BaseException) -> bool:
-    """True when no server answered; decided by the error's name, since the hub's client has changed HTTP libraries."""
-    from huggingface_hub import errors
-
-    known = (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError)
-    return isinstance(error, known) or any(cls.__name__ == "TransportError" for cls in type(error).__mro__)
-
-
-def _root_cause(error: BaseException) -> str:
-    """The innermost error that is about the network, in one line."""
-    seen: set[int] = set()
-    while (cause := error.__cause__ or error.__context__) is not None and id(cause) not in seen:
-        seen.add(id(error))
-        error = cause
-    lines = str(error).splitlines() or [""]
-    return redact(f"{type(error).__name__}: {lines[0]}".strip(": "))
-
-
-def _at(repo_id: str, revision: str | None) -> str:
-    return repo_id if revision is None else f"{repo_id} at revision {revision}"
