@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from rustvllm import _core
@@ -92,8 +93,7 @@ class FollowerNode:
         while self._why_stop() is None:
             waited = time.monotonic() - began
             try:
-                with socket.create_connection(address, timeout=max(0.1, min(5.0, seconds - waited))) as connection:
-                    return self._prove(connection)
+                return self._attempt(address, max(0.1, min(5.0, seconds - waited)))
             except OSError as error:
                 why = error.strerror or str(error)
             if waited >= seconds:
@@ -105,6 +105,37 @@ class FollowerNode:
                 has_complained = True
                 logger.warning("%s waits for %s: %s", self._name, self._head, why)
             time.sleep(_RETRY_SECONDS)
+        return None
+
+    def _attempt(self, address: tuple[str, int], seconds: float) -> _core.NodeLink | None:
+        """One try to connect, in a thread of its own, as both parts wait for the head. None if this node was stopped.
+
+        Args:
+            address: Of the head.
+            seconds: How long the connection itself may take; the handshake has a limit of its own.
+        """
+        connections: list[socket.socket] = []
+        is_stopped = threading.Event()
+        done: Future[_core.NodeLink | None] = Future()
+
+        def run() -> None:
+            try:
+                with socket.create_connection(address, timeout=seconds) as connection:
+                    connections.append(connection)
+                    done.set_result(None if is_stopped.is_set() else self._prove(connection))
+            except BaseException as error:  # noqa: BLE001 -- raised where it is waited for
+                done.set_exception(error)
+
+        thread = threading.Thread(target=run, name="rustvllm-connect", daemon=True)
+        thread.start()
+        while self._why_stop() is None:
+            if wait([done], _LOOK_SECONDS).done:
+                return done.result()
+        is_stopped.set()
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join()  # the handshake fails at once
         return None
 
     def _prove(self, connection: socket.socket) -> _core.NodeLink:
