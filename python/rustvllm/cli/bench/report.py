@@ -9,16 +9,22 @@ from rustvllm.exceptions import ConfigError
 
 
 def check_output(path: str | None) -> None:
-    """Refuse a file that cannot be written before hours are spent on what should be in it; what is there stays.
+    """Refuse a file that cannot be written before hours are spent on what should be in it.
+
+    What is there stays, and what is not there is not there afterwards: an interrupted run leaves no empty file behind.
 
     Raises:
         ConfigError: Names the file and the reason.
     """
     if path is None:
         return
+    file = Path(path)
     try:
-        with Path(path).open("a", encoding="utf-8"):
+        is_new = not file.exists()
+        with file.open("a", encoding="utf-8"):
             pass
+        if is_new and not file.is_symlink():
+            file.unlink()
     except OSError as error:
         raise ConfigError(f"cannot write --output-json {path}: {error.strerror}") from error
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rustvllm.cli.bench import kernel_bench
+from rustvllm.cli.bench.report import check_output
 from rustvllm.cli.main import main
 
 TINY = kernel_bench.ModelShape(32, 64, 4, 2, 8, 100)
@@ -65,3 +66,13 @@ def test_what_is_refused(capsys, monkeypatch, argv, message):
         code = error.code
     assert code != 0
     assert message in capsys.readouterr().err
+
+
+def test_the_check_of_an_output_leaves_no_file_behind(tmp_path):
+    check_output(str(tmp_path / "new"))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "old").write_text("kept")
+    (tmp_path / "link").symlink_to(tmp_path / "old")
+    for name in ("old", "link"):
+        check_output(str(tmp_path / name))
+        assert (tmp_path / name).read_text() == "kept"
