@@ -209,6 +209,7 @@ class RequestTable:
             length_penalty=params.length_penalty,
             num_prompt_logprobs=request.num_prompt_logprobs,
             reports_prompt_progress=params.prompt_progress,
+            skip_reading_prefix_cache=params.skip_reading_prefix_cache is True,
             has_stop_strings=bool(params.stop_strings),
             sampling_extras=request.sampling_extras,
             grammar=request.grammar,

@@ -131,7 +131,9 @@ class SamplingParams:
         structured_outputs: What the output must be.
         repetition_detection: Ends output that repeats itself.
         extra_args: Arguments for logits processors that the engine was started with; what JSON can say.
-        skip_reading_prefix_cache: Compute the prompt whole, whatever of it is cached.
+        skip_reading_prefix_cache: Compute the prompt whole, whatever of it is cached; later requests may share its
+            blocks. If it is preempted, it does not find its own blocks either, but those that were moved to CPU memory
+            come back. Its n samples share one prompt. With ``prompt_logprobs`` a prompt is computed whole in any case.
         stream_interval: Tokens of each output.
         thinking_token_budget: Most tokens of reasoning.
         trace_decode_token_ids: The tokens to generate.
@@ -358,6 +360,9 @@ class SamplingParams:
         ):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(f"{name} must be true or false, got {shown(getattr(self, name))}", name)
+        name = "skip_reading_prefix_cache"
+        if not isinstance(getattr(self, name), bool | None):
+            raise InvalidRequestError(f"{name} must be True, False or None, got {shown(getattr(self, name))}", name)
         if not isinstance(self.output_kind, RequestOutputKind):
             raise InvalidRequestError(
                 f"output_kind must be a RequestOutputKind, got {shown(self.output_kind)}", "output_kind"

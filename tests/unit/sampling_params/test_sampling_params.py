@@ -66,6 +66,8 @@ VALID = [
     {"extra_args": {}},
     {"length_penalty": 1},
     {"use_beam_search": True, "n": 64, "length_penalty": -0.5},
+    {"skip_reading_prefix_cache": True},
+    {"skip_reading_prefix_cache": False, "prompt_logprobs": 1},
 ]
 
 INVALID = [
@@ -167,6 +169,10 @@ INVALID = [
     ("structured_outputs", {"regex": "a"}, "must be a StructuredOutputsParams"),
     ("best_of", 0, "at least 1"),
     ("best_of", True, "integer"),
+    ("skip_reading_prefix_cache", 1, "must be True, False or None, got 1"),
+    ("skip_reading_prefix_cache", 0.0, "must be True, False or None"),
+    ("skip_reading_prefix_cache", NAN, "must be True, False or None"),
+    ("skip_reading_prefix_cache", "no", "must be True, False or None"),
 ]
 
 UNSUPPORTED = {
@@ -175,7 +181,6 @@ UNSUPPORTED = {
     "prompt_logprob_start": 1,
     "repetition_detection": {},
     "routed_experts_prompt_start": 1,
-    "skip_reading_prefix_cache": True,
     "stream_interval": 2,
     "thinking_token_budget": 5,
     "trace_decode_token_ids": [1],
@@ -234,7 +239,7 @@ def test_what_asks_for_nothing_passes(name, value):
 
 @pytest.mark.parametrize("value", [1, 1.0, True, "yes", float("nan"), []], ids=repr)
 def test_values_that_are_equal_to_a_neutral_one_and_of_another_type_are_refused(value):
-    for name in ("skip_reading_prefix_cache", "watermarking", "prompt_logprob_start"):
+    for name in ("watermarking", "prompt_logprob_start"):
         with pytest.raises(InvalidRequestError, match=f"^{name} is not supported yet"):
             SamplingParams(**{name: value})
     if type(value) is not int:
