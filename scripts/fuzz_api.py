@@ -62,6 +62,7 @@ SENSIBLE: dict[str, Callable[[random.Random], Any]] = {
     "repetition_penalty": lambda choice: choice.uniform(0.1, 2),
     "seed": lambda choice: choice.randint(-5, 2**40),
     "min_tokens": lambda choice: choice.randint(0, 2),
+    "stream_interval": lambda choice: choice.choice([None, 1, 2, 7]),
     "stop": lambda choice: choice.choice(["a", [" the", "!"], [], None]),
     "stop_token_ids": lambda choice: [choice.randrange(2000) for _ in range(choice.randrange(4))],
     "logit_bias": lambda choice: {str(choice.randrange(2000)): choice.uniform(-200, 200) for _ in range(3)},

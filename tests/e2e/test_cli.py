@@ -104,7 +104,7 @@ sys.exit(main.main(["serve", "/no/such/folder"]))
         (["serve", "gpt2"], 1, "cannot get the model openai-community/gpt2 (asked for as gpt2)"),
         (["serve", "--max-num-seqs", "0"], 1, "--max-num-seqs must be at least 1, got 0"),
         (["serve", "--max-modle-len", "5"], 2, "did you mean --max-model-len?"),
-        (["serve", "--stream-interval", "2"], 2, "not supported yet"),
+        (["serve", "--cpu-offload-gb", "2"], 2, "not supported yet"),
         (["bench", "step", "--num-running", "0"], 2, "must be whole numbers between 1 and 32768"),
         (["bench", "trace", "/no/such/trace"], 1, "cannot read /no/such/trace"),
         (["srve"], 2, "unknown command 'srve'"),

@@ -143,6 +143,7 @@ def random_body(seed: int) -> dict:
         "seed": seed,
         "min_tokens": source.choice([0, 0, 5]),
         "ignore_eos": source.random() < 0.3,
+        "stream_interval": source.choice([None, None, 1, 2, 5, 40]),
     }
     body["min_tokens"] = min(body["min_tokens"], body["max_tokens"])
     return body

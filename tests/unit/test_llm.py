@@ -358,8 +358,8 @@ def test_chat_template_kwargs_are_variables_of_the_template(make):
 def test_wrong_arguments(toy_model):
     with pytest.raises(TypeError, match="'max_num_seq'; did you mean 'max_num_seqs'"):
         LLM(toy_model, max_num_seq=5)
-    with pytest.raises(ConfigError, match="stream_interval=2 is not supported yet"):
-        LLM(toy_model, stream_interval=2)
+    with pytest.raises(ConfigError, match="cpu_offload_gb=2 is not supported yet"):
+        LLM(toy_model, cpu_offload_gb=2)
 
 
 def test_samples(make):

@@ -19,9 +19,10 @@ pub enum Delivery {
     Turn(Box<TurnEvents>),
 }
 
-/// Text of a request that waits to be taken, with the places where one token's text ends and the next one's begins.
+/// Text of a request that waits to be taken, with the places where one piece ends and the next one begins: a token's text,
+/// or that of the tokens of an [interval](crate::OutputOptions::stream_interval).
 ///
-/// A token is an event of its own as long as they are taken as fast as they come: clients see the pace of the engine. Of a
+/// A piece is an event of its own as long as they are taken as fast as they come: clients see the pace of the engine. Of a
 /// reader that is far behind, more than [`Pieces::MAX`] are joined.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
@@ -32,12 +33,14 @@ pub(crate) struct Pieces {
 impl Pieces {
     const MAX: usize = 32;
 
-    /// A token's text ends at byte `end` of what waits.
-    pub(crate) fn push(&mut self, end: usize) {
-        if end > self.end() {
+    /// A piece ends at byte `end` of what waits. Returns whether it has any text.
+    pub(crate) fn push(&mut self, end: usize) -> bool {
+        let has_text = end > self.end();
+        if has_text {
             self.len = Self::MAX.min(self.len + 1);
             self.ends[self.len - 1] = end;
         }
+        has_text
     }
 
     /// Where the last of them ends.

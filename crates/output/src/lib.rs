@@ -18,6 +18,7 @@ mod error;
 mod event_template;
 mod guarded;
 mod logprobs;
+mod outbox;
 mod output_processor;
 mod stop_checker;
 mod token_pieces;

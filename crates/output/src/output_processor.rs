@@ -21,10 +21,11 @@ use scheduler::{
     RequestKey, TokenLogprobs,
 };
 
-use crate::delivery::{Delivery, EventBatch, Pieces};
+use crate::delivery::{Delivery, EventBatch};
 use crate::detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
 use crate::error::OutputError;
 use crate::logprobs::{LogprobsTracker, PositionLogprobs};
+use crate::outbox::Outbox;
 use crate::stop_checker::{StopChecker, StopStrings};
 use crate::tokenizer::Tokenizer;
 use crate::turn::{CallFinder, TurnReading};
@@ -44,6 +45,9 @@ pub struct OutputOptions {
     pub ends_after_call: Option<Arc<TurnReading>>,
     /// How its news is taken.
     pub delivery: Delivery,
+    /// Its tokens go out so many at a time, or as they come (0 and 1). The first goes out alone, and the last with the
+    /// end. Text that is not certain yet makes no event of its own, so a piece of events may hold more.
+    pub stream_interval: u32,
     /// Its tokens come with log-probabilities; see [`OutputProcessor::add_logprobs`]. Not with [`Delivery::Events`] or
     /// [`Delivery::Turn`], which have no place for them.
     pub logprobs: bool,
@@ -60,6 +64,7 @@ impl Default for OutputOptions {
             min_tokens: 0,
             ends_after_call: None,
             delivery: Delivery::Deltas,
+            stream_interval: 1,
             logprobs: false,
             prompt_logprobs: false,
         }
@@ -186,19 +191,6 @@ struct TrackedRequest {
     outbox: Outbox,
 }
 
-/// How far a request's news is on its way out.
-#[derive(Debug)]
-struct Outbox {
-    delivery: Delivery,
-    /// Of the text that goes out as events.
-    pieces: Pieces,
-    /// There is something that was not taken yet.
-    has_changed: bool,
-    /// It stands in `changed`.
-    is_queued: bool,
-    is_held: bool,
-}
-
 /// Turns records into deltas. Not shared: one owner calls it.
 #[derive(Debug, Default)]
 pub struct OutputProcessor {
@@ -255,13 +247,7 @@ impl OutputProcessor {
             logprobs: options.logprobs.then(Box::default),
             wants_prompt_logprobs: options.prompt_logprobs,
             delta: RequestDelta::empty(key),
-            outbox: Outbox {
-                delivery: options.delivery,
-                pieces: Pieces::default(),
-                has_changed: false,
-                is_queued: false,
-                is_held: false,
-            },
+            outbox: Outbox::new(options.delivery, options.stream_interval),
         };
         self.requests.insert(key, Box::new(request));
         Ok(())
@@ -301,11 +287,12 @@ impl OutputProcessor {
             self.num_dropped += 1;
             return settle(was_stopped);
         };
-        let found_stop = request.process(record, self.tokenizer.as_deref(), &mut self.scratch);
-        request.outbox.has_changed = true;
-        if request.delta.finish_reason.is_none() {
-            request.outbox.pieces.push(request.delta.new_text.len()); // the last token's text goes with the end
+        if record.finish_reason == Some(FinishReason::Error) {
+            request.outbox.end_piece(request.delta.new_text.len()); // text in front of an error goes out in front of it
         }
+        let found_stop = request.process(record, self.tokenizer.as_deref(), &mut self.scratch);
+        let delta = &request.delta;
+        request.outbox.note(record.new_token_id >= 0, delta.finish_reason.is_some(), delta.new_text.len());
         if request.queue_up() {
             self.changed.push(record.key);
         }
@@ -331,6 +318,16 @@ impl OutputProcessor {
             self.changed.push(key);
         }
         request.outbox.is_queued
+    }
+
+    /// Lets tokens go out that wait for others of their [interval](OutputOptions::stream_interval): none may follow.
+    pub fn flush(&mut self) {
+        for (&key, request) in &mut self.requests {
+            request.outbox.flush(request.delta.new_text.len());
+            if request.queue_up() {
+                self.changed.push(key);
+            }
+        }
     }
 
     /// Ends a request that will get no more records. What was held back of its text is shown.
@@ -369,9 +366,8 @@ impl OutputProcessor {
             if outbox.is_held {
                 continue; // its release puts it back
             }
-            outbox.has_changed = false;
             let is_finished = request.delta.finish_reason.is_some();
-            let pieces = std::mem::take(&mut outbox.pieces);
+            let pieces = outbox.take();
             let text = &mut request.delta.new_text;
             match &mut outbox.delivery {
                 Delivery::Deltas | Delivery::AtTheEnd => {}
@@ -388,10 +384,11 @@ impl OutputProcessor {
                     let rest = is_finished.then(|| &text[pieces.end()..]);
                     news.events.push_turn(key, turn, pieces.of(text), rest);
                     request.delta.num_calls = turn.num_calls();
-                    text.clear();
                     if !is_finished {
+                        text.drain(..pieces.end());
                         continue;
                     }
+                    text.clear();
                 }
             }
             news.deltas.push(request.take_delta());
@@ -425,16 +422,7 @@ impl TrackedRequest {
     /// Whether it is to be put into the queue of those whose news can be taken: there is news, its caller waits for it, and
     /// it is not in the queue yet.
     fn queue_up(&mut self) -> bool {
-        let is_finished = self.delta.finish_reason.is_some();
-        let outbox = &mut self.outbox;
-        let is_wanted = match &outbox.delivery {
-            Delivery::Deltas => true,
-            Delivery::AtTheEnd => is_finished,
-            Delivery::Events(_) | Delivery::Turn(_) => is_finished || !self.delta.new_text.is_empty(),
-        };
-        let queues_up = is_wanted && outbox.has_changed && !outbox.is_held && !outbox.is_queued;
-        outbox.is_queued |= queues_up;
-        queues_up
+        self.outbox.queue_up(self.delta.finish_reason.is_some())
     }
 
     /// Whether the record's text has come to a stop string, or to the end of the one call that it may have.

@@ -70,6 +70,7 @@ class OutputProcessor:
         event_template: tuple[bytes, bytes] | None = None,
         turn_reading: TurnReading | None = None,
         ends_after_call: TurnReading | None = None,
+        stream_interval: int = 1,
         logprobs: bool = False,
         prompt_logprobs: bool = False,
     ) -> None:
@@ -79,8 +80,9 @@ class OutputProcessor:
         as events, the template's bytes around the text as a JSON string, and everything else with the end. With
         ``turn_reading`` as well the text is read, to its end, and the template's bytes stand around ``,"delta":{…}``
         of what it says, thinks and calls; the first event of a request may be empty. With ``ends_after_call`` the
-        request ends behind the first call in its text, which is read like this. ``logprobs`` says that its tokens come
-        with log-probabilities, ``prompt_logprobs`` that its prompt has (not with a template).
+        request ends behind the first call in its text, which is read like this. Tokens go out ``stream_interval`` at a
+        time; the first goes out alone, and the last with the end. ``logprobs`` says that its tokens come with
+        log-probabilities, ``prompt_logprobs`` that its prompt has (not with a template).
         """
     def discard(self, key: int) -> None:
         """Forget a request whose reader has gone; its later outputs are dropped."""
@@ -88,6 +90,8 @@ class OutputProcessor:
         """Keep the news of requests, merged, until :meth:`release`: their reader is busy."""
     def release(self, keys: Sequence[int]) -> bool:
         """End :meth:`hold`; whether there is news, which the next :meth:`poll` gives."""
+    def flush(self) -> None:
+        """Let tokens go out with the next :meth:`poll` that wait for others of their interval: none may follow."""
     def poll(self, engine: EngineHandle | EngineClient) -> tuple[list[tuple[int, bytes]], list[RequestDelta]]:
         """Drain what the engine emitted: rendered events with their keys, and one delta per other request that changed.
 

@@ -405,6 +405,7 @@ class EngineArgs(EngineFlags):
         """Arguments of the scheduler: those passed on unchanged, and those derived from other arguments."""
         names = (
             "long_prefill_token_threshold",
+            "stream_interval",
             "scheduling_policy",
             "max_num_queued_reqs",
             "max_num_queued_tokens",

@@ -151,6 +151,12 @@ class EngineFlags:
         type=parse_number,
         group="scheduler",
     )
+    stream_interval: int = arg(
+        "tokens per streamed output; the first and the last output come at once, and a request may ask for more",
+        1,
+        type=parse_number,
+        group="scheduler",
+    )
     scheduling_policy: str = arg(
         "fcfs: first come, first served; priority: by each request's priority; fair: API keys share tokens by weight",
         "fcfs",

@@ -46,7 +46,6 @@ REFUSED_ARGUMENTS: Final[Mapping[str, str]] = {
     "KV blocks stay in their engine; preemption_mode swap moves those of preempted requests to CPU memory": (
         "kv_offloading_size=None,0"
     ),
-    "a stream sends every token; for a slow client, it merges tokens that were not read yet": "stream_interval=1",
     "use max_num_seqs and max_num_batched_tokens to trade latency for throughput": "performance_mode=None,balanced",
     "tokenizers run in the Rust core, which has one mode": "tokenizer_mode=auto",
     "revision applies to the model and its tokenizer; for another one, set tokenizer to a folder": (

@@ -21,6 +21,7 @@ class SchedulerConfig:
         max_num_batched_tokens: Tokens in one step at most.
         enable_chunked_prefill: A prompt may be computed over several steps.
         long_prefill_token_threshold: Longest chunk, where prompts are chunked, next to other requests; 0: no limit.
+        stream_interval: Tokens of each streamed output, see :class:`~rustvllm.sampling_params.SamplingParams`.
         scheduling_policy: ``fcfs``, ``priority`` or ``fair``: tenants share the engine by their weights.
         max_num_queued_reqs: Requests that may wait.
         max_num_queued_tokens: Prompt tokens that may wait, of all clients; 0: no limit. An empty queue takes any.
@@ -39,6 +40,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
+    stream_interval: int = 1
     scheduling_policy: str = "fcfs"
     max_num_queued_reqs: int = 65536
     max_num_queued_tokens: int = 0
@@ -56,6 +58,7 @@ class SchedulerConfig:
         require_int("max_num_seqs", self.max_num_seqs, 1, 65536)
         require_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**24)
         require_int("long_prefill_token_threshold", self.long_prefill_token_threshold, 0, 2**31 - 1)
+        require_int("stream_interval", self.stream_interval, 1, 2**31 - 1)
         require_int("max_num_queued_reqs", self.max_num_queued_reqs, 1, 2**24)
         require_int("max_num_queued_tokens", self.max_num_queued_tokens, 0, 2**40)
         require_number("queue_timeout", self.queue_timeout, 0, 365 * 86400)

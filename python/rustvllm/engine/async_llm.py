@@ -134,9 +134,9 @@ class AsyncLLM(AsyncState, AdapterMethods):
             self._client.shutdown()
             raise
         self._drain_rate = DrainRate(self._client.handle.stats)
-        self._requests = RequestTable(
-            self._client, None if self.tokenizer is None else self.tokenizer.core, self.tracer
-        )
+        core_tokenizer = None if self.tokenizer is None else self.tokenizer.core
+        interval = config.scheduler.stream_interval
+        self._requests = RequestTable(self._client, core_tokenizer, self.tracer, stream_interval=interval)
         self._adapters = AsyncAdapters(self.config, self._requests.adapters_in_use)
         if is_own:
             for line in self.describe():
@@ -480,7 +480,8 @@ class AsyncLLM(AsyncState, AdapterMethods):
         try:
             self.check_health()
         except EngineDeadError as error:
-            self._on_outputs()  # what was finished before the end is still delivered
+            self._requests.flush()
+            self._on_outputs()  # what was made before the end is still delivered
             self._fail_all(error)
 
     def _fail_all(self, error: EngineDeadError) -> None:

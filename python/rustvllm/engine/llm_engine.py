@@ -83,9 +83,9 @@ class LLMEngine:
         self.engine_core = InprocClient(config, tracer)
         self.config = config.with_max_model_len(self.engine_core.max_model_len)
         self.input_processor = InputProcessor(self.config, self.tokenizer)
-        self._requests = RequestTable(
-            self.engine_core, None if self.tokenizer is None else self.tokenizer.core, self._tracer, "LLMEngine"
-        )
+        core_tokenizer = None if self.tokenizer is None else self.tokenizer.core
+        interval = config.scheduler.stream_interval
+        self._requests = RequestTable(self.engine_core, core_tokenizer, self._tracer, "LLMEngine", interval)
         self._adapters = AdapterRegistry(self.config.lora, self.config.model.served_model_name)
         self._retired_adapters: set[int] = set()  # no name has them any more, requests may
         self.adapters_of_waiting: Callable[[], set[int]] = set

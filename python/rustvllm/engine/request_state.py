@@ -233,6 +233,13 @@ class RequestState:
             return False
         return self._progress is not None or bool(self._changed)
 
+    @property
+    def has_untaken_tokens(self) -> bool:
+        """Whether a reader of more than the end has not had all tokens yet."""
+        if self.sink is not None or self.output_kind is RequestOutputKind.FINAL_ONLY:
+            return False
+        return any(sample.tokens_taken < len(sample.token_ids) for sample in self.samples)
+
     def failure(self) -> RustVLLMError:
         """Why it failed, to be raised."""
         return self._failure or RequestFailedError(self.error or "the engine failed")

@@ -32,6 +32,7 @@ class RequestTable:
         tokenizer: Makes text of tokens; None makes none.
         tracer: Follows the requests; None: while the level of the log is DEBUG, for the log.
         component: Whose table it is, by the field's name: for that log.
+        stream_interval: Tokens of each streamed output of a request that does not ask for more.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class RequestTable:
         tokenizer: _core.Tokenizer | None,
         tracer: FrontTracer | None = None,
         component: str = "AsyncLLM",
+        stream_interval: int = 1,
     ) -> None:
         self._client = client
         self._tracer = tracer
         self._debug_tracer: FrontTracer | None = None
         self._component = component
+        self._stream_interval = stream_interval
         self._output_processor = _core.OutputProcessor(tokenizer)
         self._tokenizer = tokenizer
         self._by_id: dict[str, RequestState] = {}
@@ -179,6 +182,7 @@ class RequestTable:
             event_template=None if sink is None else sink.templates[sample],
             turn_reading=None if sink is None else sink.turn_reading,
             ends_after_call=request.ends_after_call,
+            stream_interval=max(self._stream_interval, params.stream_interval or 1),
             logprobs=request.num_logprobs >= 0,
             prompt_logprobs=request.num_prompt_logprobs >= 0,
         )
@@ -264,6 +268,10 @@ class RequestTable:
             if state.finished:
                 self.forget(state, abort=False)
         return list(changed.values())
+
+    def flush(self) -> None:
+        """Let the next :meth:`poll` bring all tokens, also those that wait for others of their interval."""
+        self._output_processor.flush()
 
     def resume(self, state: RequestState) -> bool:
         """Its sink takes events again; whether there are some, which the next :meth:`poll` brings."""

@@ -134,7 +134,9 @@ class SamplingParams:
         skip_reading_prefix_cache: Compute the prompt whole, whatever of it is cached; later requests may share its
             blocks. If it is preempted, it does not find its own blocks either, but those that were moved to CPU memory
             come back. Its n samples share one prompt. With ``prompt_logprobs`` a prompt is computed whole in any case.
-        stream_interval: Tokens of each output.
+        stream_interval: Tokens per output, where each is read as it comes; the first and the last come at once. A
+            smaller number than the engine's ``stream_interval`` counts as that, and so does None. Outputs of whole
+            answers do not change.
         thinking_token_budget: Most tokens of reasoning.
         trace_decode_token_ids: The tokens to generate.
         watermarking: Mark the text.
@@ -360,6 +362,8 @@ class SamplingParams:
         ):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(f"{name} must be true or false, got {shown(getattr(self, name))}", name)
+        if self.stream_interval is not None:
+            check_int("stream_interval", self.stream_interval, 1, MAX_TOKENS_LIMIT)
         name = "skip_reading_prefix_cache"
         if not isinstance(getattr(self, name), bool | None):
             raise InvalidRequestError(f"{name} must be True, False or None, got {shown(getattr(self, name))}", name)

@@ -66,6 +66,7 @@ OURS = (
     "messages",
     "chat_template / chat_template_kwargs",
     "stream / stream_options",
+    "stream_interval",
     "return_tokens_as_token_ids",
     "return_token_ids",
     "timings / timings_per_token",

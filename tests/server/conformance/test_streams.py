@@ -9,7 +9,7 @@ from fake_engine import FakeEngine
 
 from rustvllm.exceptions import EngineDeadError, RequestFailedError
 
-OPTIONS = "stream / stream_options"
+OPTIONS, INTERVAL = "stream / stream_options", "stream_interval"
 USAGE, ENDS = "usage in streams", "interleaved choices"
 WHOLE, CHATS = "completions stream", "chat stream"
 IDS, TEXTS = "return_token_ids", "return_tokens_as_token_ids"
@@ -62,6 +62,17 @@ CASES = [
     ),
     bad(OPTIONS, {"stream": True, "stream_options": 1}, "stream_options", "stream_options"),
     bad(OPTIONS, {"stream": "maybe"}, "stream", "valid boolean"),
+    Case(INTERVAL, "valid", {"stream_interval": 3, "n": 2, **LONG}, choices=2),
+    Case(INTERVAL, "valid", {"stream_interval": 5, "logprobs": True, **LONG}, CHAT),
+    Case(INTERVAL, "valid", {"stream_interval": 4, "return_token_ids": True, **LONG}, check=has_ids),
+    Case(INTERVAL, "edge", {"stream_interval": None}),
+    Case(INTERVAL, "edge", {"stream_interval": 1}, CHAT),
+    Case(INTERVAL, "edge", {"stream_interval": 2**31 - 1, **LONG}),
+    bad(INTERVAL, {"stream_interval": 0}, "stream_interval", "at least 1, got 0"),
+    bad(INTERVAL, {"stream_interval": -3}, "stream_interval", "at least 1, got -3", url=CHAT),
+    bad(INTERVAL, {"stream_interval": 2**31}, "stream_interval", "at most 2147483647"),
+    bad(INTERVAL, {"stream_interval": 1.5}, "stream_interval", "integer"),
+    bad(INTERVAL, {"stream_interval": "many"}, "stream_interval", "integer", url=CHAT),
     Case(IDS, "valid", {"return_token_ids": True, "n": 2}, choices=2, check=has_ids),
     Case(IDS, "valid", {"return_token_ids": True}, CHAT, check=has_ids),
     Case(IDS, "edge", {"return_token_ids": False}, check=has_no_ids),

@@ -59,7 +59,7 @@ def test_serve_help_lists_engine_and_server_flags(capsys):
     for flag in ("preemption-mode", "preemption-immunity-steps", "max-look-past", "max-times-passed", "watermark"):
         assert f"--{flag}" in groups["scheduler"]
     assert "--max_model_len" not in text
-    assert "--stream-interval" not in text  # not before it works
+    assert "--cpu-offload-gb" not in text  # not before it works
 
 
 def test_flags_reach_engine_and_server():
@@ -91,7 +91,7 @@ def test_the_positional_model_wins_with_a_warning(capsys):
         (["m", "--max-model"], "unknown argument --max-model; did you mean --max-model-len?"),
         (["m", "--port", "99999"], "0 to 65535"),
         (["m", "--max-num-seqs", "many"], "must be a whole number"),
-        (["m", "--stream-interval", "2"], "--stream-interval 2 is not supported yet"),
+        (["m", "--cpu-offload-gb", "2"], "--cpu-offload-gb 2 is not supported yet"),
         (["m", "--default-mm-loras", "a=b"], "--default-mm-loras a=b is not supported yet: adapters"),
         (["m", "--api-server-count", "65"], "whole number up to 64"),
         (["m", "-dp", "x"], "whole number up to 64"),

@@ -114,7 +114,7 @@ def test_a_value_may_begin_with_a_dash(parse):
         ("hf-overrides: {a: .nan}", "cannot be written as JSON"),
         ("hf-overrides: &a {b: *a}", "cannot be written as JSON"),
         ("default-mm-loras: a=b", "--default-mm-loras a=b is not supported yet: adapters"),
-        ("stream-interval: 2", "--stream-interval 2 is not supported yet"),
+        ("cpu-offload-gb: 2", "--cpu-offload-gb 2 is not supported yet"),
         ("[a, b]: c", "there is no flag for ''"),
     ],
 )

@@ -79,7 +79,7 @@ def test_short_names_and_levels_pass():
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--stream-interval", "2"], "a stream sends every token"),
+        (["--cpu-offload-gb", "2"], "rustvllm does not offload weights"),
         (["--fully-sharded-loras"], "adapters (--enable-lora) name their modules"),
         (["--kv-transfer-config", "kv.json"], "engines do not send each other KV blocks"),
     ],

@@ -151,6 +151,7 @@ def test_wrong_arguments(model, changes, message):
         ({"max_num_batched_tokens": 2**24 + 1}, "max_num_batched_tokens must be at most"),
         ({"max_num_batched_tokens": 4, "max_num_seqs": 5}, "every running request needs one token"),
         ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold must be at least 0"),
+        ({"stream_interval": 0}, "stream_interval must be at least 1"),
         ({"max_num_queued_reqs": 0}, "max_num_queued_reqs must be at least 1"),
         ({"max_num_queued_tokens": -1}, "max_num_queued_tokens must be at least 0"),
         ({"queue_timeout": -0.5}, "queue_timeout must be at least 0 and less than"),
@@ -192,8 +193,8 @@ def test_the_constructors_take_the_same_keywords_as_llm(cls):
     assert (type(args), args.model, args.seed) == (cls, "m", 3)
     assert dataclasses.replace(args, seed=4).seed == 4
     assert args == cls.from_kwargs(model="m", seed=3)
-    with pytest.raises(ConfigError, match="stream_interval=2 is not supported yet"):
-        cls(stream_interval=2)
+    with pytest.raises(ConfigError, match="cpu_offload_gb=2 is not supported yet"):
+        cls(cpu_offload_gb=2)
     with pytest.raises(TypeError, match="no engine argument 'max_model_length'; did you mean 'max_model_len'"):
         cls(max_model_length=5)
 
@@ -207,10 +208,10 @@ def test_unknown_keyword_names_the_nearest():
 
 def test_later_features_are_refused_by_name_unless_they_ask_for_nothing():
     assert EngineArgs.from_kwargs(tensor_parallel_size=1, quantization=None) == EngineArgs()
-    with pytest.raises(ConfigError, match="stream_interval=2 is not supported yet"):
-        EngineArgs.from_kwargs(stream_interval=2)
-    with pytest.raises(ConfigError, match="stream_interval=True"):
-        EngineArgs.from_kwargs(stream_interval=True)
+    with pytest.raises(ConfigError, match="cpu_offload_gb=2 is not supported yet"):
+        EngineArgs.from_kwargs(cpu_offload_gb=2)
+    with pytest.raises(ConfigError, match="cpu_offload_gb=False"):
+        EngineArgs.from_kwargs(cpu_offload_gb=False)
 
 
 def test_every_engine_argument_of_vllm_is_known_to_python_too():
@@ -315,8 +316,8 @@ def test_lists_and_json():
     ("argv", "message"),
     [
         (["--max-model-len", "many"], "must be a whole number"),
-        (["--stream-interval", "2"], "--stream-interval 2 is not supported yet"),
-        (["--stream_interval=2"], "not supported yet"),
+        (["--cpu-offload-gb", "2"], "--cpu-offload-gb 2 is not supported yet"),
+        (["--cpu_offload_gb=2"], "not supported yet"),
         (["--enable-prompt-embeds"], "--enable-prompt-embeds is not supported yet"),
         (["--override-generation-config", "[]"], "must be a JSON object"),
     ],

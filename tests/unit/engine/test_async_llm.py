@@ -290,6 +290,46 @@ async def test_a_failed_step_is_an_error_for_its_requests_only(make, toy_executo
     assert not engine.errored
 
 
+def boom_in_step(number):
+    def on_step(count):
+        if count == number:
+            raise RuntimeError("boom")
+
+    return on_step
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE])
+@pytest.mark.parametrize("interval", [1, 100])
+async def test_tokens_in_front_of_an_error_are_outputs_of_their_own(make, toy_executors, kind, interval):
+    engine = make()
+    toy_executors[0].on_step = boom_in_step(20)
+    outputs = []
+    stream = await engine.add_request("r", "a", LONG.clone(output_kind=kind, stream_interval=interval))
+
+    async def read():
+        async for output in stream:
+            outputs.append(output)  # noqa: PERF401 -- a comprehension that an error ends keeps nothing
+
+    with pytest.raises(RequestFailedError, match="boom"):
+        await read()
+    assert not any(output.finished or output.error or output.outputs[0].finish_reason for output in outputs)
+    last = outputs[-1:] if kind is RequestOutputKind.CUMULATIVE else outputs
+    assert [token_id for output in last for token_id in output.outputs[0].token_ids] == list(range(98, 98 + 19))
+    assert interval == 1 or len(outputs) <= 2
+    await until(lambda: is_idle(engine))
+    assert not engine._streams
+    assert not len(engine._requests)
+
+
+async def test_whole_answers_and_those_without_a_token_fail_at_once(make, toy_executors):
+    engine = make()
+    for number, params in ((5, LONG.clone(output_kind=RequestOutputKind.FINAL_ONLY)), (1, LONG)):
+        toy_executors[0].steps.clear()
+        toy_executors[0].on_step = boom_in_step(number)
+        with pytest.raises(RequestFailedError, match="boom"):
+            await anext(await engine.add_request("r", "a", params))
+
+
 async def test_a_dead_engine_fails_every_request_soon(make, toy_executors):
     engine = make(max_num_seqs=2)
     toy_executors[0].gate.clear()

@@ -7,6 +7,7 @@ import pytest
 
 from async_streams import LONG, collect, is_idle, until
 from rustvllm import _core
+from rustvllm.exceptions import RequestFailedError
 from rustvllm.sampling_params import RequestOutputKind
 
 
@@ -107,3 +108,32 @@ async def test_closing_a_stream_with_a_sink_aborts(make, toy_executors):
     await until(lambda: is_idle(engine))
     stream.resume()
     assert len(sink.events) <= 1
+
+
+@pytest.mark.parametrize("interval", [1, 7, 100])
+async def test_events_hold_as_many_tokens_as_their_interval(make, interval):
+    engine, sink = make(), Sink()
+    stream = await engine.add_request("r", "a", LONG.clone(stream_interval=interval), sink=sink)
+    [output] = [output async for output in stream]
+    texts = [json.loads(event[2:-1]) for event in b"".join(sink.events).splitlines()]
+    whole = await collect(engine, "a", LONG.clone(output_kind=RequestOutputKind.FINAL_ONLY), "whole")
+    assert "".join(texts) + output.outputs[0].text == whole[0].outputs[0].text
+    assert output.outputs[0].token_ids == whole[0].outputs[0].token_ids
+    assert texts[0] == "b"
+    assert len(texts) <= 1 + 59 // interval
+    if interval == 7:
+        assert all(len(text) >= 7 for text in texts[1:4]), "the first of them are a character each"
+
+
+async def test_text_in_front_of_an_error_is_an_event(make, toy_executors):
+    engine, sink = make(), Sink()
+
+    def on_step(count):
+        if count == 20:
+            raise RuntimeError("boom")
+
+    toy_executors[0].on_step = on_step
+    stream = await engine.add_request("r", "a", LONG.clone(stream_interval=100), sink=sink)
+    with pytest.raises(RequestFailedError, match="boom"):
+        await anext(stream)
+    assert sink.text() == "".join(map(chr, range(98, 98 + 19)))

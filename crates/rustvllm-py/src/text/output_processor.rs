@@ -243,7 +243,7 @@ impl PyOutputProcessor {
     #[pyo3(signature = (
         key, prompt_token_ids, *, detokenize = true, skip_special_tokens = true, spaces_between_special_tokens = true,
         stop = None, include_stop_str_in_output = false, min_tokens = 0, at_the_end = false, event_template = None,
-        turn_reading = None, ends_after_call = None, logprobs = false, prompt_logprobs = false
+        turn_reading = None, ends_after_call = None, stream_interval = 1, logprobs = false, prompt_logprobs = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     #[expect(clippy::fn_params_excessive_bools, reason = "keyword arguments of the Python signature")]
@@ -262,6 +262,7 @@ impl PyOutputProcessor {
         event_template: Option<(&[u8], &[u8])>,
         turn_reading: Option<&Bound<'_, PyTurnReading>>,
         ends_after_call: Option<&Bound<'_, PyTurnReading>>,
+        stream_interval: u32,
         logprobs: bool,
         prompt_logprobs: bool,
     ) -> PyResult<()> {
@@ -296,6 +297,7 @@ impl PyOutputProcessor {
             min_tokens,
             ends_after_call: ends_after_call.map(|reading| reading.get().shared()),
             delivery,
+            stream_interval,
             logprobs,
             prompt_logprobs,
         };
@@ -328,6 +330,11 @@ impl PyOutputProcessor {
             }
             has_news
         })
+    }
+
+    /// Let tokens go out with the next poll that wait for others of their `stream_interval`: none may follow.
+    fn flush(&self, py: Python<'_>) {
+        py.detach(|| self.lock().flush());
     }
 
     /// Drain what the engine emitted: rendered events as pairs of key and bytes, and one delta per other request that

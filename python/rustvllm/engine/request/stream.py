@@ -56,6 +56,7 @@ class RequestStream:
             await self._news.wait()
             if self._done:  # closed meanwhile
                 raise StopAsyncIteration
+        has_tokens = self._state.error is not None and self._state.has_untaken_tokens
         if self._state.takes_long:
             output = await asyncio.to_thread(self._state.take)
         else:
@@ -63,8 +64,13 @@ class RequestStream:
                 await asyncio.sleep(0)
             output = self._state.take(FEW_PARTS)
         if output.error is not None:
-            self.close()
-            raise self._with_advice(self._state.failure())
+            failure = self._with_advice(self._state.failure())
+            if not has_tokens:
+                self.close()
+                raise failure
+            self._forget(self._state)
+            self._error = failure  # behind the tokens that came before it
+            return _unfinished(output)
         self._done = output.finished
         return output
 
@@ -97,3 +103,12 @@ class RequestStream:
         """
         self._error = self._error or error
         self._news.set()
+
+
+def _unfinished(output: RequestOutput) -> RequestOutput:
+    """An output of a request that failed, without the end that the next one raises."""
+    output.error, output.finished = None, False
+    for sample in output.outputs:
+        if sample.finish_reason == "error":
+            sample.finish_reason = None
+    return output

@@ -21,6 +21,7 @@ _FIELDS = (
     *SAMPLING_NUMBERS,
     "seed",
     "min_tokens",
+    "stream_interval",
     "stop",
     "stop_token_ids",
     "ignore_eos",

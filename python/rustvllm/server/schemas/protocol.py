@@ -219,6 +219,10 @@ class GenerationRequest(BaseModel):
     add_special_tokens: bool | None = _described("Let the tokenizer add its beginning-of-sequence token and the like.")
     stream: bool | None = _described("Answer with server-sent events.", False)
     stream_options: StreamOptions | None = _described("Only with `stream`.")
+    stream_interval: int | None = _described(
+        "In a stream: tokens per event, if that is more than `--stream-interval`; the first and the last come at once.",
+        minimum=1,
+    )
     prompt_logprobs: int | None = _described(
         "Candidates to show for each place of the prompt; not with `stream`.", minimum=-1
     )
