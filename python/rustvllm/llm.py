@@ -40,6 +40,7 @@ from rustvllm.outputs import RequestOutput
 from rustvllm.parameter_checks import check_int
 from rustvllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from rustvllm.text.transformers_tokenizer import load_transformers_tokenizer
+from rustvllm.text.turn_formats import AUTO, check_reasoning_parser
 
 logger = init_logger(__name__)
 
@@ -66,6 +67,7 @@ class LLM:
         stat_loggers: Sequence[StatLoggerFactory] | None = None,
         on_status_change: StatusCallback | None = None,
         chat_template: str | Path | None = None,
+        reasoning_parser: str = "",
         **engine_args: Any,
     ) -> None:
         """Load a model.
@@ -80,6 +82,8 @@ class LLM:
                 first), in their order, when the step is done that made them; one that raises is called no more. The
                 samples of a request with ``n`` have the ids ``0_id``, ``1_id``, ….
             chat_template: Jinja template of :meth:`chat`, or a file with it, instead of the model's.
+            reasoning_parser: Name of the format in which the model marks its reasoning, for ``thinking_token_budget``;
+                empty and ``auto``: recognised from the chat template, ``none``: it has no reasoning.
             engine_args: Any argument of :class:`~rustvllm.config.engine_args.EngineArgs`.
 
         Raises:
@@ -93,6 +97,8 @@ class LLM:
         if callback is None and not isinstance(trace, bool | None):
             raise ConfigError(f"trace must be True, False or a function that takes a TraceRecord, got {trace!r:.200}")
         own_template = read_own_template(chat_template)
+        if reasoning_parser:
+            check_reasoning_parser(reasoning_parser, "reasoning_parser")
         args = EngineArgs.from_kwargs(model=model, trace=None if callback is not None else trace, **engine_args)
         config = args.create_engine_config("llm_class")
         overlap = config.scheduler.async_scheduling
@@ -109,6 +115,8 @@ class LLM:
         self.llm_engine = LLMEngine(config, tracer, stat_loggers)
         for line in describe_engine(self.llm_engine.config, self.llm_engine.engine_core.num_blocks):
             logger.info("%s", line)
+        if own_template or reasoning_parser:
+            self.input_processor.thinking.read_template(own_template, reasoning_parser or AUTO)
         self._queue = PromptQueue(self.llm_engine)
         self._conversations = Conversations(self.llm_engine, own_template)
         self._tokenizer: Any = None

@@ -51,7 +51,7 @@ async def test_a_conversation_is_rendered_as_there(messages, fields, prompt):
 
 
 REFUSED = [
-    (COMPLETIONS, {"prompt": "a", "thinking_token_budget": 5}, "thinking_token_budget", "not supported yet"),
+    (COMPLETIONS, {"prompt": "a", "thinking_token_budget": 5}, "thinking_token_budget", "needs a model that marks"),
     (COMPLETIONS, {"prompt": "a", "mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs", "not supported yet"),
     (CHAT, {"messages": [user("a")], "reasoning_effort": "huge"}, "reasoning_effort", "'high'"),
     (COMPLETIONS, {"prompt": "a", "structured_outputs": {}}, "structured_outputs", "exactly one of json, regex"),

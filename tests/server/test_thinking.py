@@ -132,8 +132,30 @@ def test_a_budget_that_is_none_is_refused_by_name(server, budget):
     assert num_thought(asked(server, thinking_token_budget=2)) == 2
 
 
-def test_a_model_without_marked_thoughts_has_no_budget(server):
-    body = {"prompt": "Once", "thinking_token_budget": 3}
-    response = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "thinking_token_budget"
+def completed(server, status=200, **fields):
+    body = {
+        "max_tokens": 12,
+        "seed": 1,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "logit_bias": {"1": -100, "2": -100},
+    }
+    response = httpx.post(server.url + "/v1/completions", json={**body, **fields}, timeout=60)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+def test_completions_have_a_budget_where_their_prompts_leave_thoughts_open(server):
+    answer = completed(server, prompt=["Once<think>", "Once", "Once<think> a"], thinking_token_budget=3)
+    ids = [choice["token_ids"] for choice in answer["choices"]]
+    assert [3 if 2 in one and one.index(2) == 3 else None for one in ids] == [3, None, 3]
+    assert all(len(one) == 12 for one in ids)
+    for budget in (None, -1):
+        [choice] = completed(server, prompt="Once<think>", thinking_token_budget=budget)["choices"]
+        assert 2 not in choice["token_ids"], "the server's own is for chats"
+
+
+@pytest.mark.parametrize("budget", [-2, 2**31, 1.5, "many", [1]])
+def test_a_budget_of_completions_that_is_none_is_refused_by_name(server, budget):
+    error = completed(server, 400, prompt="Once", thinking_token_budget=budget)["error"]
+    assert error["param"] == "thinking_token_budget"

@@ -67,7 +67,7 @@ REFUSED_ARGUMENTS: Final[Mapping[str, str]] = {
 REFUSED_KEYWORDS: Final[Mapping[str, str]] = {
     # as above, of arguments whose flags the server has itself, or which have no flag
     "set model to the folder, the hub's name or the GGUF file of the weights": "model_weights=",
-    "only the server parses reasoning, with rustvllm serve --reasoning-parser": "reasoning_parser=",
+    "only LLM takes it, for thinking_token_budget, and rustvllm serve as --reasoning-parser": "reasoning_parser=",
     "prompts can only be text": "enable_mm_processor_stats=False",
     "rustvllm does not serve state-space models such as Mamba": "mamba_config=None",
     "RUSTVLLM_LOGGING_CONFIG_PATH names the file of logging": "log_config_file=None",

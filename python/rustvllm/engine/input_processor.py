@@ -18,10 +18,12 @@ from rustvllm.engine.request.core_request import MASK64, EngineCoreRequest, Engi
 from rustvllm.engine.request.default_params import default_sampling_params
 from rustvllm.engine.request.prompts import PROMPT_KEYS, UNBUILT_KEYS, PromptType
 from rustvllm.engine.request.sampling_extras import is_long, make_sampling_extras
+from rustvllm.engine.request.thinking import ThinkingGates
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.parameter_checks import is_valid_unicode, shown
 from rustvllm.sampling_params import MAX_TOKENS_LIMIT, BeamSearchParams, SamplingParams
+from rustvllm.sampling_params.structured_outputs import GatedOutputs, ThinkingGate
 from rustvllm.sampling_params.table import SAMPLING_LISTS
 from rustvllm.tenant import Tenant
 from rustvllm.text.prediction import PredictionReader
@@ -59,7 +61,11 @@ class _Asked:
 
 
 class InputProcessor:
-    """Checks requests against one model and gives them what they leave open."""
+    """Checks requests against one model and gives them what they leave open.
+
+    Attributes:
+        thinking: How the model marks its thoughts, and what limits them.
+    """
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         self._model = config.model
@@ -80,6 +86,7 @@ class InputProcessor:
             eos_ids.insert(0, own_eos)
         self.eos_token_ids = tuple(eos_ids)
         self._checked = CheckedParams()
+        self.thinking = ThinkingGates(tokenizer)
         self._makes_drafts = config.speculation is not None
         self._max_token_chars = max_token_chars(tokenizer)
         sizes = self._model.vocab_size, self.max_model_len, self._max_token_chars
@@ -115,7 +122,7 @@ class InputProcessor:
             assert self._tokenizer is not None
             ids = self._check_encoded(self._tokenizer.encode_ids(asked.text or "", asked.add_special_tokens), asked)
         prediction = None if asked.prediction is None else self._predictions.read(asked.prediction)
-        return self._complete(asked, ids, prediction, asked.began_ns)
+        return self._complete(asked, ids, self._gate_of(asked, ids), prediction, asked.began_ns)
 
     async def process_off_loop(
         self,
@@ -140,8 +147,6 @@ class InputProcessor:
             QueueFullError: Too much text waits to be tokenised.
         """
         asked = self._read(prompt, params, priority, tenant)
-        if _has_lists(asked.params) and self._checked.get(asked.params) is None and is_long(asked.params):
-            await asyncio.to_thread(self._rules_of, asked.params)
         ids, text = asked.ids, asked.text or ""
         if ids is None:
             assert self._tokenizer is not None
@@ -151,8 +156,11 @@ class InputProcessor:
             else:
                 ids = self._tokenizer.encode_ids(text, asked.add_special_tokens)
             ids = self._check_encoded(ids, asked)
+        gate = self._gate_of(asked, ids)
+        if _has_lists(asked.params) and self._checked.get(asked.params, gate) is None and is_long(asked.params):
+            await asyncio.to_thread(self._rules_of, asked.params, gate)
         prediction = None if asked.prediction is None else await self._predictions.read_off_loop(asked.prediction)
-        return self._complete(asked, ids, prediction, asked.began_ns if arrival_ns is None else arrival_ns)
+        return self._complete(asked, ids, gate, prediction, asked.began_ns if arrival_ns is None else arrival_ns)
 
     def check_max_tokens(self, max_tokens: int, param: str) -> None:
         """Refuse to generate more than the context holds, for callers who want that refused and not cut to fit.
@@ -186,14 +194,24 @@ class InputProcessor:
             raise InvalidRequestError("the prompt is empty: at least one character is needed", "prompt")
         return _Asked(text, ids, add_special_tokens, params, priority, tenant, cache_salt, predicted, began_ns)
 
+    def _gate_of(self, asked: _Asked, ids: _core.TokenIds) -> ThinkingGate | None:
+        if asked.params.thinking_token_budget is None:
+            return None
+        return self.thinking.gate(asked.params, asked.text, ids)
+
     def _complete(
-        self, asked: _Asked, ids: _core.TokenIds, prediction: _core.TokenIds | None, arrival_ns: int
+        self,
+        asked: _Asked,
+        ids: _core.TokenIds,
+        gate: ThinkingGate | None,
+        prediction: _core.TokenIds | None,
+        arrival_ns: int,
     ) -> EngineCoreRequest:
         params = asked.params
         num_prompt_logprobs = self._num_logprobs(params.prompt_logprobs)
         _check_num_prompt_logprobs(num_prompt_logprobs, len(ids))
         room = self.max_model_len - len(ids)
-        rules = self._rules_of(params)
+        rules = self._rules_of(params, gate)
         return EngineCoreRequest(
             prompt=asked.text,
             prompt_token_ids=ids,
@@ -230,15 +248,17 @@ class InputProcessor:
         self._check_params(made, priority)
         return made
 
-    def _rules_of(self, params: EngineParams) -> TokenRules:
+    def _rules_of(self, params: EngineParams, gate: ThinkingGate | None) -> TokenRules:
         has_lists = _has_lists(params)
-        if has_lists and (known := self._checked.get(params)) is not None:
+        if has_lists and (known := self._checked.get(params, gate)) is not None:
             return known
         extra_eos = () if params.ignore_eos else self.eos_token_ids[1:]
         stop_token_ids = tuple(dict.fromkeys((*(params.stop_token_ids or ()), *extra_eos)))
         eos_token_id = None if params.ignore_eos or not self.eos_token_ids else self.eos_token_ids[0]
         ending_ids = stop_token_ids if eos_token_id is None else (eos_token_id, *stop_token_ids)
-        wanted = params.structured_outputs
+        wanted = (
+            params.structured_outputs if gate is None else GatedOutputs(gate=gate, answer=params.structured_outputs)
+        )
         rules = TokenRules(
             eos_token_id=eos_token_id,
             stop_token_ids=stop_token_ids,
@@ -248,7 +268,7 @@ class InputProcessor:
             stop=_core.StopStrings(params.stop_strings) if params.stop_strings else None,
         )
         if has_lists:
-            self._checked.put(params, rules)
+            self._checked.put(params, rules, gate)
         return rules
 
     def _check_encoded(self, ids: _core.TokenIds, asked: _Asked) -> _core.TokenIds:
@@ -354,6 +374,8 @@ class InputProcessor:
                     f"(0 to {self._model.vocab_size - 1})",
                     "stop_token_ids",
                 )
+        if params.thinking_token_budget is not None:
+            self.thinking.check(params)
         for name in ("logprobs", "prompt_logprobs"):
             if (number := getattr(params, name)) is not None:
                 self._model.check_num_logprobs(name, number)

@@ -137,7 +137,8 @@ class SamplingParams:
         stream_interval: Tokens per output, where each is read as it comes; the first and the last come at once. A
             smaller number than the engine's ``stream_interval`` counts as that, and so does None. Outputs of whole
             answers do not change.
-        thinking_token_budget: Most tokens of reasoning.
+        thinking_token_budget: Most tokens of reasoning that each sample generates, then the marker that ends it is
+            forced; -1 and None: no limit. Needs a model that marks its reasoning with single tokens.
         trace_decode_token_ids: The tokens to generate.
         watermarking: Mark the text.
         routed_experts_prompt_start: The first token of the prompt whose experts are returned.
@@ -362,6 +363,8 @@ class SamplingParams:
         ):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(f"{name} must be true or false, got {shown(getattr(self, name))}", name)
+        if self.thinking_token_budget is not None:
+            check_int("thinking_token_budget", self.thinking_token_budget, -1, MAX_TOKENS_LIMIT)
         if self.stream_interval is not None:
             check_int("stream_interval", self.stream_interval, 1, MAX_TOKENS_LIMIT)
         name = "skip_reading_prefix_cache"

@@ -17,7 +17,6 @@ NOT_SUPPORTED_YET: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     ),
     "repetition_detection": ((None,), "repetition_penalty and frequency_penalty make repetitions less likely"),
     "routed_experts_prompt_start": ((0,), "outputs do not say which experts were used"),
-    "thinking_token_budget": ((None,), "chat completions of rustvllm serve take it"),
     "trace_decode_token_ids": ((None,), 'drafts are made of {"prompt": ..., "prediction": ...}'),
     "watermarking": ((None, False), "a logits processor can mark what is sampled"),
 }

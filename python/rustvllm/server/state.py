@@ -86,6 +86,7 @@ class ServedModel:
             settings.reasoning_parser,
             settings.reasoning_end_text,
         )
+        engine.input_processor.thinking.formats = self.turn_formats
         if self.turn_formats.tool_calls or self.turn_formats.reasoning:
             logger.info(
                 "parsing tool calls as %s, reasoning as %s (--tool-call-parser %s, --reasoning-parser %s)",

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from rustvllm import _core
 from rustvllm.exceptions import ConfigError
+from rustvllm.parameter_checks import shown
 from rustvllm.sampling_params.structured_outputs import ThinkingGate
 
 Tools = _core.Tools
@@ -116,19 +117,23 @@ def check_tool_call_parser(name: str) -> str:
     return _check(name, "--tool-call-parser", _core.tool_call_formats())
 
 
-def check_reasoning_parser(name: str) -> str:
+def check_reasoning_parser(name: str, argument: str = "--reasoning-parser") -> str:
     """``name`` if it is a format of reasoning, ``auto`` or ``none``.
+
+    Args:
+        name: As it was given.
+        argument: What the error calls it.
 
     Raises:
         ConfigError: It is none of these.
     """
-    return _check(name, "--reasoning-parser", _core.reasoning_formats())
+    return _check(name, argument, _core.reasoning_formats())
 
 
 def _check(name: str, flag: str, formats: list[tuple[str, list[str]]]) -> str:
     known = [AUTO, NONE, *(known for first, others in formats for known in (first, *others))]
     if name not in known:
-        raise ConfigError(f"{flag} has no format {name[:64]!r}; the formats are {', '.join(known)}")
+        raise ConfigError(f"{flag} has no format {shown(name)}; the formats are {', '.join(known)}")
     return name
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rustvllm import _core
 from rustvllm.engine.request.core_request import EngineParams
+from rustvllm.sampling_params.structured_outputs import ThinkingGate
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +32,21 @@ class TokenRules:
 class CheckedParams:
     """The rules of parameters that were seen before: one instance serves all prompts of a request.
 
-    Parameters never change, so what they came to holds as long as they exist; then it is dropped.
+    Parameters never change, so what they came to holds as long as they exist; then it is dropped. Where they limit
+    thoughts it depends on the prompt, too: on its gate.
     """
 
     def __init__(self) -> None:
-        self._rules: dict[int, tuple[weakref.ref[EngineParams], TokenRules]] = {}
+        self._rules: dict[tuple[int, ThinkingGate | None], tuple[weakref.ref[EngineParams], TokenRules]] = {}
 
-    def get(self, params: EngineParams) -> TokenRules | None:
-        """The rules stored for this very object; None if there are none."""
-        found = self._rules.get(id(params))
+    def get(self, params: EngineParams, gate: ThinkingGate | None = None) -> TokenRules | None:
+        """The rules stored for this very object and gate; None if there are none."""
+        found = self._rules.get((id(params), gate))
         return None if found is None or found[0]() is not params else found[1]
 
-    def put(self, params: EngineParams, rules: TokenRules) -> None:
+    def put(self, params: EngineParams, rules: TokenRules, gate: ThinkingGate | None = None) -> None:
         """Keep ``rules`` until ``params`` is gone."""
-        key = id(params)
+        key = (id(params), gate)
         self._rules[key] = (weakref.ref(params, lambda _: self._rules.pop(key, None)), rules)
 
     def __len__(self) -> int:

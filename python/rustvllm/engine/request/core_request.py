@@ -82,6 +82,8 @@ def _normalised(params: SamplingParams) -> EngineParams:
         values["extra_args"] = deepcopy(params.extra_args)
     if params.seed == -1:
         values["seed"] = None
+    if params.thinking_token_budget == -1:
+        values["thinking_token_budget"] = None
     if params.top_k == -1:
         values["top_k"] = 0
     values["top_p"] = max(params.top_p, SMALLEST)

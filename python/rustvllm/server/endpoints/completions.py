@@ -1,6 +1,7 @@
 """``POST /v1/completions``."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -76,6 +77,8 @@ class CompletionFace(Face[CompletionRequest]):
         return InvalidRequestError(f"echo and logprobs={request.logprobs} ask for {error}", "logprobs")
 
     def check(self) -> None:
+        if self.request.thinking_token_budget is not None:
+            self.params = replace(self.params, thinking_token_budget=self.request.thinking_token_budget)
         check_repeats(self.request, self.params, self.model)
         self._echo = PromptEcho(self.request, self.model)
 

@@ -252,6 +252,9 @@ class CompletionRequest(GenerationRequest):
     )
     echo: bool | None = _described("Begin each choice with the prompt; `max_tokens` may be 0 then.", False)
     suffix: str | None = _described("Not supported: a 400 unless empty.", maxLength=0)
+    thinking_token_budget: int | None = _described(
+        "Most tokens of the model's thoughts, then they are ended; -1: any number.", minimum=-1
+    )
 
 
 class ChatMessage(BaseModel):

@@ -45,7 +45,6 @@ _SHARED: Refusals = {
 COMPLETION_REFUSALS: Refusals = {
     **_SHARED,
     "suffix": (_nothing, ""),
-    "thinking_token_budget": (_nothing, "chat completions take it"),
 }
 CHAT_REFUSALS: Refusals = {
     **_SHARED,
