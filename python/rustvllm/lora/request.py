@@ -6,6 +6,7 @@ from typing import Any
 
 from rustvllm.config.lora import check_adapter_name
 from rustvllm.exceptions import ConfigError, InvalidRequestError
+from rustvllm.parameter_checks import shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +19,7 @@ class LoRARequest:
         lora_path: Its folder, as peft's ``save_pretrained`` writes it; "" for one that is loaded.
         base_model_name: What it was made for; shown, not checked.
         load_inplace: Read the folder again although an adapter of this name is loaded.
+        is_3d_lora_weight: Must be False: adapters of fused experts are not served.
 
     Raises:
         InvalidRequestError: A field has a value that it cannot have.
@@ -28,6 +30,7 @@ class LoRARequest:
     lora_path: str = ""
     base_model_name: str | None = None
     load_inplace: bool = False
+    is_3d_lora_weight: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -39,6 +42,12 @@ class LoRARequest:
             raise InvalidRequestError(f"lora_int_id must be an integer of at least 1, got {number!r}", "lora_request")
         if not isinstance(self.lora_path, str):
             raise InvalidRequestError(f"lora_path must be a string, got {self.lora_path!r:.100}", "lora_request")
+        if self.is_3d_lora_weight is not False:
+            raise InvalidRequestError(
+                f"is_3d_lora_weight must be False, got {shown(self.is_3d_lora_weight)}: it is for adapters of fused "
+                "experts, which are not supported yet",
+                "lora_request",
+            )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LoRARequest) and self.lora_name == other.lora_name
