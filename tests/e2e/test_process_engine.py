@@ -254,6 +254,24 @@ async def test_the_prefix_cache_of_an_engine_in_another_process_is_forgotten(mon
         engine.shutdown()
 
 
+async def test_a_shutdown_waits_for_the_requests_of_an_engine_in_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine(monkeypatch, process=True, sim_step_time=2.0)
+    params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+
+    async def last_of(name: str) -> int:
+        async for output in engine.generate("Once", params, name):
+            last = output
+        return len(last.outputs[0].token_ids)
+
+    tasks = [asyncio.create_task(last_of(f"r{number}")) for number in range(3)]
+    while engine.get_num_unfinished_requests() < 3:  # noqa: ASYNC110 -- what is waited for happens in other tasks
+        await asyncio.sleep(0.005)
+    engine.shutdown(timeout=60)
+    assert await asyncio.gather(*tasks) == [60] * 3
+
+
 FORK = """
 import asyncio, gc, os, sys
 from rustvllm import AsyncEngineArgs, AsyncLLM, SamplingParams

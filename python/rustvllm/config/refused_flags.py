@@ -71,7 +71,7 @@ REFUSED_KEYWORDS: Final[Mapping[str, str]] = {
     "prompts can only be text": "enable_mm_processor_stats=False",
     "rustvllm does not serve state-space models such as Mamba": "mamba_config=None",
     "RUSTVLLM_LOGGING_CONFIG_PATH names the file of logging": "log_config_file=None",
-    "shutdown() waits for no request; wait for the outputs before": "shutdown_timeout=0",
+    "AsyncLLM.shutdown(timeout=...) waits for requests; others end with their outputs": "shutdown_timeout=0",
 }
 
 REFUSED: Final[Mapping[str, str]] = {

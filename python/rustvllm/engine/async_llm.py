@@ -5,6 +5,7 @@ is merged into one output.
 """
 
 import asyncio
+import time
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import load_tokenizer
 from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, Tracer
 from rustvllm.outputs import RequestOutput
+from rustvllm.parameter_checks import check_number
 from rustvllm.process.fork_guard import FORKS
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.tenant import Tenant
@@ -49,6 +51,10 @@ logger = init_logger(__name__)
 
 _NEWS_AT_ONCE = 256
 """News of samples that are read in one go: a millisecond of work."""
+_LOOK_SECONDS = 0.005
+"""How often a shutdown looks whether requests are left."""
+_LONGEST_WAIT = 86_400.0
+"""Most seconds that a shutdown may wait for requests."""
 
 
 class AsyncLLM(AsyncState, AdapterMethods):
@@ -96,6 +102,7 @@ class AsyncLLM(AsyncState, AdapterMethods):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, RequestStream] = {}
         self._broken: EngineDeadError | None = None
+        self._is_ending = False
         factories = checked_factories(stat_loggers)
         is_own = client is None
         is_elsewhere = not is_own or (envs.enable_multiprocessing() if multiprocess is None else multiprocess)
@@ -303,6 +310,8 @@ class AsyncLLM(AsyncState, AdapterMethods):
             )
         request = replace(request, ends_after_call=ends_after_call) if ends_after_call is not None else request
         self._client.check_alive()
+        if self._is_ending:
+            raise EngineDeadError("this engine is being shut down; it takes no new requests")
         if self._broken is not None:
             self.check_health()
         self._attach()
@@ -384,10 +393,23 @@ class AsyncLLM(AsyncState, AdapterMethods):
         weakref.finalize(self, reporter.stop).atexit = False
         return reporter
 
-    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002 -- vLLM's signature; no request is waited for
-        """Stop the engine thread within two seconds and fail what is under way. Idempotent, from any thread."""
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Stop the engine thread within two seconds and fail what is under way. Idempotent, from any thread.
+
+        Args:
+            timeout: Seconds that requests under way have to end before that; new ones are refused meanwhile. None and
+                0: none. On the event loop this blocks it, and readers get their outputs afterwards.
+
+        Raises:
+            InvalidRequestError: ``timeout`` is not a number of seconds.
+        """
+        if timeout is not None:
+            check_number("timeout", timeout, 0, _LONGEST_WAIT)
         if not self._finalizer.alive:  # a fork's: the engine is another process's
             return
+        if timeout:
+            self._is_ending = True
+            self._wait_for_requests(timeout)
         if self._reporter is not None:
             self._reporter.stop()
         self._client.shutdown()
@@ -395,15 +417,29 @@ class AsyncLLM(AsyncState, AdapterMethods):
         if self.tracer is not None:
             self.tracer.close()
 
+    def _wait_for_requests(self, seconds: float) -> None:
+        """Wait until no request is under way, however the outputs are read: by a loop that runs, or else from here."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        give_up = time.monotonic() + seconds
+        is_reader = not loop.is_running() or self._is_on_its_loop()
+        while self._requests and self.is_running and time.monotonic() < give_up:
+            if is_reader:
+                self._on_outputs()
+            time.sleep(_LOOK_SECONDS)
+
+    def _is_on_its_loop(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
     def _leave_loop(self) -> None:
         loop = self._loop
         if loop is None or loop.is_closed():
             return
-        try:
-            is_own_loop = asyncio.get_running_loop() is loop
-        except RuntimeError:
-            is_own_loop = False
-        if is_own_loop:
+        if self._is_on_its_loop():
             self._detach()
         else:
             call_in_loop(loop, self._detach)

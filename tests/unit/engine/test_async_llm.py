@@ -4,7 +4,6 @@ import asyncio
 import gc
 import subprocess
 import sys
-import threading
 import time
 import weakref
 from pathlib import Path
@@ -365,42 +364,6 @@ async def test_outputs_that_cannot_be_read_fail_every_request_once(make, monkeyp
     assert engine.errored
     with pytest.raises(EngineDeadError, match="garbled"):
         engine.check_health()
-
-
-async def test_shutdown_fails_what_is_open(make, toy_executors):
-    engine = make()
-    toy_executors[0].step_seconds = 0.02
-    task = asyncio.create_task(collect(engine, "a", LONG, "r"))
-    await until(lambda: toy_executors[0].steps)
-    started = time.monotonic()
-    engine.shutdown()
-    engine.shutdown()
-    assert time.monotonic() - started < 5
-    with pytest.raises(EngineDeadError, match="was shut down"):
-        await asyncio.wait_for(task, 10)
-    with pytest.raises(EngineDeadError, match="was shut down"):
-        await engine.add_request("r", "a", GREEDY)
-    assert toy_executors[0].was_shut_down
-    assert not engine.errored
-    assert not any(thread.name == "rustvllm-engine" and thread.is_alive() for thread in threading.enumerate())
-
-
-async def test_shutdown_from_another_thread(make):
-    engine = make()
-    stream = await engine.add_request("r", "a", LONG)
-    await asyncio.to_thread(engine.shutdown)
-    with pytest.raises(EngineDeadError):
-        async with asyncio.timeout(2):
-            [output async for output in stream]
-
-
-async def test_shutdown_does_not_wait_for_a_hung_step(make, toy_executors):
-    engine = make()
-    toy_executors[0].gate.clear()
-    await engine.add_request("r", "a", LONG)
-    await until(lambda: toy_executors[0].steps)
-    await asyncio.to_thread(engine.shutdown)
-    assert not toy_executors[0].gate.is_set(), "the step hangs still"
 
 
 async def test_another_event_loop_is_refused(make):
