@@ -1,7 +1,7 @@
-"""Several ranks that run the same steps: the tokens are those of one, and nothing is left of them, however they end.
+"""Several ranks give the tokens of one process, and leave nothing behind, however they end.
 
-Each rank holds its part of every layer, and compares its hidden states with the others' after every forward pass; or it
-holds some layers, and steps run in all stages at the same time.
+With tensor parallelism, each rank holds its part of every layer and compares its hidden states with the others' after
+every forward pass. With pipeline parallelism, each rank holds some layers, and the stages run several steps at once.
 """
 
 import gc
@@ -111,7 +111,7 @@ def test_beams_grammars_and_log_probabilities_are_rank_0s_alone(pair: LLM, alone
 
 
 def make_adapter(folder: Any, seed: int) -> LoRARequest:
-    """An adapter of the model of the package, of random numbers that change what it says."""
+    """Make an adapter for the embedded model, with random weights that are large enough to change its output."""
     import warnings
 
     import peft
@@ -179,7 +179,7 @@ def test_a_step_that_rank_0_fails_to_sample_harms_no_other(pair: LLM, alone: LLM
 
 
 def test_the_other_rank_learns_what_overlapping_steps_sample(alone: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step is on its way to both while neither knows the tokens of the one before it: rank 0 tells what it sampled.
+    """A step is launched on both ranks before the previous one's tokens are known; rank 0 sends what it sampled.
 
     Hidden states are compared after each step, so that a rank which read other ids would end the engine.
     """
@@ -261,7 +261,7 @@ def test_a_stopped_rank_is_named(pair: LLM) -> None:
 
 
 def test_the_layer_and_the_python_stack_of_a_rank_are_known(pair: LLM) -> None:
-    """A rank is stopped in the middle of steps until the other one waits for it within a layer."""
+    """Stops rank 1 at random moments until rank 0 waits for it within a layer."""
     executor, [rank] = executor_of(pair), ranks_of(os.getpid())
     stack = executor._ranks.processes[0].stack()
     assert re.search(r'worker/process\.py", line \d+ in run', stack), stack
@@ -298,7 +298,7 @@ def test_the_layer_and_the_python_stack_of_a_rank_are_known(pair: LLM) -> None:
 
 
 def test_a_rank_that_is_killed_is_named_and_the_others_end(pair: LLM) -> None:
-    """The last test with this engine."""
+    """Must be the last test that uses ``pair``: it ends that engine."""
     seed = random.SystemRandom().randrange(1000)
     [rank] = ranks_of(os.getpid())
     killer = threading.Timer(random.Random(seed).uniform(0.0, 0.5), rank.kill)
@@ -337,7 +337,7 @@ def test_an_engine_that_is_dropped_leaves_no_rank() -> None:
 
 @pytest.mark.slow
 def test_ranks_end_with_a_script_that_is_killed_and_one_that_raises(tmp_path: Any) -> None:
-    """No ``if __name__``: no rank runs the script again."""
+    """The script has no ``if __name__`` guard: ranks must not run it again."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent("""
@@ -372,7 +372,7 @@ def test_what_a_rank_cannot_do_at_the_start_is_said_by_name(monkeypatch: Any) ->
     before = ranks_of(os.getpid())
     with pytest.raises(ConfigError, match=r"worker rank 1 has another torch than rank 0: \S+ and 1\.2\.3") as error:
         start(tensor_parallel_size=2)
-    assert "install and load the same everywhere" in str(error.value)
+    assert "use the same installation and model for all ranks" in str(error.value)
     assert ranks_of(os.getpid()) == before
 
 
@@ -414,7 +414,7 @@ def staged(environment: None) -> Iterator[LLM]:
 
 
 def steps_under_way(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many steps only the other stages have begun, each time that one was launched from now on."""
+    """A list that grows with each launched step, by the number of steps that only the other stages have begun."""
     executor, seen = executor_of(llm), []
     execute = executor.execute_model
 
@@ -512,7 +512,7 @@ def test_a_step_that_cannot_be_sampled_ends_its_requests_and_no_others(
 
 
 def test_a_stage_that_is_killed_is_named(staged: LLM) -> None:
-    """The last test with this engine."""
+    """Must be the last test that uses ``staged``: it ends that engine."""
     [rank] = ranks_of(os.getpid())
     killer = threading.Timer(0.2, rank.kill)
     killer.start()
@@ -526,7 +526,7 @@ def test_a_stage_that_is_killed_is_named(staged: LLM) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("quantization", "overlaps"), [(None, True), ("int8", False)])
 def test_two_stages_of_two_ranks(quantization: str | None, overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages overlap in any case: ``async_scheduling`` is taken, and changes nothing."""
+    """Stages always overlap: ``async_scheduling`` is accepted and changes nothing."""
     # Rounded, an activation that is nearly halfway goes another way where sums differ in their last bits.
     monkeypatch.setenv("RUSTVLLM_ACTIVATIONS", "float")
     params = mixed_params()

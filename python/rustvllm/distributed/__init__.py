@@ -1,1 +1,1 @@
-"""Ranks that hold one model together, and how they find each other. Tensors travel by torch.distributed."""
+"""Ranks that share one model: how they find each other, and the collectives and stages that carry their tensors."""

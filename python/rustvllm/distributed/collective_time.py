@@ -1,17 +1,17 @@
-"""What a rank spent in collectives. Needs no torch: a rank has one before it loads that."""
+"""The time that a rank spends in collectives. Imports no torch, because a rank needs this before it loads torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class CollectiveTime:
-    """What a rank spent in collectives so far: a stalled one says in which, a benchmark what share they take.
+    """A rank's collectives so far: reports of stalls name the current one, benchmarks give their share of the time.
 
     Attributes:
-        seconds: In those that ended.
-        calls: How many ended.
-        current: The name of the one that has not ended; empty: none.
-        layer: Of the model, from 0, for which the last one that belongs to a layer was begun; -1: none was.
+        seconds: Time in collectives that have ended.
+        calls: Number of collectives that have ended.
+        current: Name of the collective that is running; empty if none is.
+        layer: The model's layer, from 0, that began the last ``all_reduce``; -1 if it belonged to no layer.
     """
 
     seconds: float = 0.0

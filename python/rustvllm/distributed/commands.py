@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks on the step channel, and what they say that they wait in."""
+"""Commands that rank 0 sends to the other ranks on the step channel, and the collectives that those report back."""
 
 from enum import IntEnum
 
@@ -7,9 +7,11 @@ from rustvllm.distributed.collective_time import CollectiveTime
 
 
 class Command(IntEnum):
-    """A frame of the step channel. All but a step are answered with a number before the next one comes.
+    """The kind of a frame on the step channel.
 
-    Of ``INIT_CACHE`` and ``ADD_ADAPTER`` the frame says when, and an order on standard input says what.
+    Ranks answer every command but ``STEP`` and ``SHUTDOWN`` with a number, and rank 0 waits for the answers before it
+    sends the next frame. ``INIT_CACHE`` and ``ADD_ADAPTER`` only say when; their arguments come as an order on standard
+    input.
     """
 
     LOAD = 1
@@ -24,18 +26,18 @@ class Command(IntEnum):
 
 
 WAITS = ("", "all_reduce", "all_gather", "broadcast", "receive", "send", "a collective")
-"""What a rank may wait in, by the number that it says; the last stands for all others."""
+"""Names of the collectives that a rank may wait in, by the number that it reports; the last one is for all others."""
 _LAYER_BIT = 8
-"""From here on the number has the layer, from 1; 0: it is for none."""
+"""The reported number holds the layer plus 1 from this bit on, or 0 if the collective belongs to no layer."""
 
 
 def wait_of(activity: int) -> tuple[str, int]:
-    """What a rank waits in, and for which layer, from 0 (-1: none), by the number that it says."""
+    """Decode the number that a rank reports: the collective that it waits in, and the layer from 0 (-1: none)."""
     return WAITS[min(activity & 0xFF, len(WAITS) - 1)], (activity >> _LAYER_BIT) - 1
 
 
 class ReportedTime(CollectiveTime):
-    """The time in collectives of a rank that follows, which rank 0 can see even when this rank is stopped."""
+    """The collectives of a rank other than 0, written to shared memory: rank 0 can read them even if the rank hangs."""
 
     __slots__ = ("_current", "_reader")
 
@@ -46,7 +48,7 @@ class ReportedTime(CollectiveTime):
 
     @property
     def current(self) -> str:
-        """The collective that has not ended; empty: none."""
+        """Name of the collective that is running; empty if none is."""
         return self._current
 
     @current.setter

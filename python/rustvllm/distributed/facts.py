@@ -1,4 +1,4 @@
-"""What ranks must agree on before they load: version, torch, and the model's files by a fingerprint of their heads."""
+"""Facts that must be equal on all ranks before they load: versions, a fingerprint of the model's files, and flags."""
 
 import hashlib
 import importlib.metadata
@@ -11,12 +11,13 @@ from rustvllm import _core
 from rustvllm.config import EngineConfig
 
 _LONGEST_HEADER = 100 << 20
-"""Bytes of a header at most, as safetensors has it."""
+"""Most bytes of a safetensors header, as the safetensors library limits it."""
 _GGUF_HEAD = 1 << 20
+"""Bytes at the start of a GGUF file that its fingerprint covers."""
 
 
 def start_facts(config: EngineConfig) -> dict[str, str]:
-    """The facts of this process, by name, as the ranks compare them."""
+    """The facts of this process, by name, that each rank compares with rank 0's."""
     return {
         "rustvllm": _core.__version__,
         "torch": importlib.metadata.version("torch"),
@@ -25,7 +26,7 @@ def start_facts(config: EngineConfig) -> dict[str, str]:
 
 
 def node_facts(config: EngineConfig) -> dict[str, str]:
-    """What a node has in its own way and must have like the head: the facts above, its byte order, and its flags."""
+    """What a node must have in common with the head: the facts above, the byte order, and some flags."""
     parallel, device = config.parallel, config.device
     return start_facts(config) | {
         "byte order": sys.byteorder,
@@ -42,37 +43,37 @@ def node_facts(config: EngineConfig) -> dict[str, str]:
 
 
 def node_difference(theirs: Mapping[str, str], node: str, own: Mapping[str, str], head: str) -> str | None:
-    """The first fact in which a node differs from the head, with both values; None: there is none.
+    """Describe the first fact in which a node differs from the head, with both values; None if all are equal.
 
     Args:
-        theirs: Of the node.
-        node: What messages call it.
-        own: Of the head.
-        head: What messages call that.
+        theirs: The node's facts.
+        node: The node's name in messages.
+        own: The head's facts.
+        head: The head's name in messages.
     """
     if (name := _first_unlike(theirs, own)) is None:
         return None
     what = "model (a fingerprint of its files)" if name == "model" else name
     return (
-        f"{node} has {what} {theirs.get(name)}, {head} has {own[name]}: install the same, load the same and give "
-        "the same flags on every node"
+        f"{node} has {what} {theirs.get(name)}, {head} has {own[name]}: use the same installation, model and flags on "
+        "every node"
     )
 
 
 def difference(own: Mapping[str, str], theirs: Mapping[str, str], rank: int) -> str | None:
-    """The first fact in which a rank differs from rank 0, with both values; None: there is none.
+    """Describe the first fact in which a rank differs from rank 0, with both values; None if all are equal.
 
     Args:
-        own: Of the rank that asks.
-        theirs: Of rank 0.
-        rank: Which one asks.
+        own: The facts of the rank that calls this.
+        theirs: Rank 0's facts.
+        rank: The number of the rank that calls this.
     """
     if (name := _first_unlike(own, theirs)) is None:
         return None
     what = "fingerprint of the model's files" if name == "model" else name
     return (
-        f"worker rank {rank} has another {what} than rank 0: {own.get(name)} and {theirs[name]}; install and load the "
-        "same everywhere"
+        f"worker rank {rank} has another {what} than rank 0: {own.get(name)} and {theirs[name]}; use the same "
+        "installation and model for all ranks"
     )
 
 
@@ -81,10 +82,10 @@ def _first_unlike(facts: Mapping[str, str], wanted: Mapping[str, str]) -> str | 
 
 
 def model_fingerprint(path: Path) -> str:
-    """Sixteen hexadecimal digits of a model's configuration, index and the header of each file of weights.
+    """Hash a model's configuration, its index, and the header and size of each weight file; 16 hexadecimal digits.
 
     Args:
-        path: Its folder, or a GGUF file. What is not there counts as empty.
+        path: The model's folder, or a GGUF file, whose first MiB and size are hashed. A missing file counts as empty.
     """
     digest = hashlib.sha256()
     if path.is_file():

@@ -1,22 +1,22 @@
-"""Nodes: which ranks each machine has, and what the head and the others say to each other before and beside steps.
+"""Nodes: which ranks each machine has, and the messages between the head and the other nodes, apart from steps.
 
-Texts are JSON objects, over a connection whose two sides have proved to know the secret (``_core.NodeLink``).
+Messages are JSON objects, sent over a connection whose ends have proved that they know the secret (``_core.NodeLink``).
 
-| from | text | meaning |
+| from | fields | meaning |
 |---|---|---|
-| node | ``hello``: node_rank, host, pid, facts | first of all |
-| head | ``refused`` | why it does not take the node; the connection ends |
-| head | ``taken``: ranks, stages | which ranks the node starts, and which of them may meet in its memory |
-| head | ``rank``, ``order`` | for a rank's standard input |
-| head | ``rank``, ``signal`` | to send to a rank's process |
+| node | ``hello``: node_rank, host, pid, facts | the node's first message |
+| head | ``refused`` | why the head refuses the node; the connection ends |
+| head | ``taken``: ranks, nnodes, device | the ranks that the node starts, the number of nodes, and the device type |
+| head | ``rank``, ``order`` | an order for a rank's standard input |
+| head | ``rank``, ``signal`` | a signal to send to a rank's process |
 | head | ``rank``, ``stack`` | asks for a rank's Python stack |
-| head | ``failed`` | why all ranks end |
-| head | ``end`` | the ranks end in good order |
-| node | ``rank``, ``pid`` | it has been started |
-| node | ``rank``, ``says`` | what a rank said on its pipe |
-| node | ``rank``, ``state`` | what the kernel says of its process, whenever that has changed for longer |
+| head | ``failed`` | why the node must end its ranks now |
+| head | ``end`` | the node waits for its ranks to end by themselves, then kills the rest |
+| node | ``rank``, ``pid`` | the rank's process has been started |
+| node | ``rank``, ``says`` | what a rank wrote to its pipe |
+| node | ``rank``, ``state`` | the new state of a rank's process (running and sleeping count as one) |
 | node | ``rank``, ``stack`` | a rank's Python stack |
-| node | ``rank``, ``ended`` | how its process ended |
+| node | ``rank``, ``ended`` | how a rank's process ended |
 | node | ``leaves`` | why the node ends the connection |
 """
 
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from rustvllm import _core
 
 HANDSHAKE_SECONDS = 5.0
-"""For a node and the head to know what the other is, once they are connected."""
+"""How long the handshake of a node and the head may take once they are connected."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeShare:
-    """The ranks of one node; the head's are the first.
+    """The ranks of one node. The head is node 0 and has the first ranks.
 
     Attributes:
-        node_rank: Of the machine, from 0.
-        nnodes: How many there are.
-        tensor_size: Ranks that share each layer.
-        num_stages: Groups of layers.
+        node_rank: Number of the node, from 0.
+        nnodes: Number of nodes.
+        tensor_size: Number of ranks that share each layer.
+        num_stages: Number of pipeline stages (groups of layers).
     """
 
     node_rank: int
@@ -55,13 +55,13 @@ class NodeShare:
 
     @property
     def ranks(self) -> range:
-        """Of the world, in a row."""
+        """The consecutive ranks of the world that this node starts."""
         each = self.tensor_size * self.num_stages // self.nnodes
         return range(self.node_rank * each, (self.node_rank + 1) * each)
 
     @property
     def own_stages(self) -> list[int]:
-        """Stages all of whose ranks are on this node: these add in its memory, others over the network."""
+        """Stages with all their ranks on this node. They add in shared memory; other stages use the network."""
         ranks = self.ranks
         found = []
         for stage in range(self.num_stages):
@@ -72,17 +72,17 @@ class NodeShare:
 
 
 def name_of(node_rank: int, host: str, pid: int) -> str:
-    """What messages call a node, with the process that speaks for it."""
+    """A node's name in messages, with the host and process id of its main process."""
     return f"node {node_rank} ({host}, pid {pid})"
 
 
 def own_name(node_rank: int) -> str:
-    """The same for this machine and process."""
+    """This node's name in messages."""
     return name_of(node_rank, socket.gethostname(), os.getpid())
 
 
 def say(link: _core.NodeLink, **what: Any) -> None:
-    """Send a text; what cannot be sent any more is known where texts are received."""
+    """Send a message. A broken connection is no error here: ``hear`` reports it."""
     try:
         link.send(json.dumps(what))
     except ConnectionError:
@@ -90,10 +90,10 @@ def say(link: _core.NodeLink, **what: Any) -> None:
 
 
 def hear(link: _core.NodeLink, seconds: float) -> dict[str, Any] | None:
-    """The next text, or None when there was none in so many seconds.
+    """Wait at most ``seconds`` for the next message; None if none came.
 
     Raises:
-        ConnectionError: Why there will be none.
+        ConnectionError: The connection has ended; says why.
     """
     text = link.receive(seconds)
     if text is None:
@@ -103,10 +103,10 @@ def hear(link: _core.NodeLink, seconds: float) -> dict[str, Any] | None:
 
 
 def resolve(host: str) -> str:
-    """An address of a name; one of this machine's own choice where there are several.
+    """Resolve a host name to an IP address: the system's first choice if there are several.
 
     Raises:
-        ConfigError: It is unknown.
+        ConfigError: The name cannot be resolved.
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

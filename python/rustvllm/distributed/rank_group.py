@@ -23,17 +23,18 @@ _ADDED_IN_MEETINGS = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """A group as one of its ranks sees it; ``ALONE`` is the group of one, whose collectives are free.
+    """The group as one of its ranks sees it. ``ALONE`` is the group of one rank, in which collectives do nothing.
 
     Attributes:
-        rank: Of this process in the group, from 0.
-        size: Ranks in the group.
-        group: torch's; None: there is one rank.
-        in_rank_order: Whether sums of more than two are added rank by rank, so that their bits depend on nothing else.
-        meeting: Memory that the ranks share, through which CPU tensors go instead; None: torch carries all. It always
-            adds rank by rank.
-        timeout_seconds: How long a rank may be waited for in a meeting.
-        time: Of the collectives.
+        rank: Number of this process in the group, from 0.
+        size: Number of ranks in the group.
+        group: torch's process group; None if there is one rank.
+        in_rank_order: Whether groups of more than two ranks add in the order of the ranks, which makes sums
+            reproducible bit by bit.
+        meeting: Shared memory that carries CPU tensors and always adds in the order of the ranks; None: torch carries
+            all tensors.
+        timeout_seconds: How long a meeting waits for a rank.
+        time: Counts the time in collectives.
     """
 
     rank: int = 0
@@ -45,11 +46,14 @@ class RankGroup:
     time: CollectiveTime = field(default_factory=CollectiveTime, compare=False)
 
     def all_reduce(self, tensor: Tensor, layer: int = -1) -> Tensor:
-        """The sum over all ranks, written into ``tensor`` (any shape, the same on each rank).
+        """Add over all ranks, in place.
 
         Args:
-            tensor: This rank's summand.
-            layer: Of the model, which it is for: what is said of a rank that waits too long.
+            tensor: This rank's summand, of any shape, the same on each rank; overwritten with the sum.
+            layer: The model's layer that the sum belongs to, for reports of a rank that waits too long; -1: none.
+
+        Returns:
+            ``tensor``.
         """
         if self.group is None:
             return tensor
@@ -70,7 +74,7 @@ class RankGroup:
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """What each rank has, ``[size, *tensor.shape]``, in the order of ranks."""
+        """Gather every rank's tensor on every rank: ``[size, *tensor.shape]``, in the order of the ranks."""
         if self.group is None:
             return tensor[None]
         out = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
@@ -82,7 +86,7 @@ class RankGroup:
         return out
 
     def gather(self, tensor: Tensor) -> Tensor | None:
-        """What each rank has, ``[size, *tensor.shape]``, in the order of ranks; None on all but the first."""
+        """Gather every rank's tensor on rank 0: ``[size, *tensor.shape]``, in the order of ranks; None elsewhere."""
         if self.group is None:
             return tensor[None]
         is_first = self.rank == 0
@@ -96,7 +100,7 @@ class RankGroup:
         return out
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """What the first rank has, written into ``tensor`` (any shape, the same on each rank)."""
+        """Overwrite ``tensor`` (any shape, the same on each rank) with rank 0's, and return it."""
         if self.group is None:
             return tensor
         with timed(self.time, "broadcast"):
@@ -108,10 +112,10 @@ class RankGroup:
         return tensor
 
     def share(self, total: int) -> int:
-        """What of ``total`` equal parts each rank holds.
+        """The number of parts that each rank holds if ``total`` parts are divided evenly.
 
         Raises:
-            ValueError: The group's size does not divide it.
+            ValueError: ``total`` is not a multiple of the group's size.
         """
         if total % self.size:
             raise ValueError(f"{self.size} ranks cannot share {total} parts evenly")
@@ -119,13 +123,13 @@ class RankGroup:
 
 
 def _bytes(tensor: Tensor) -> npt.NDArray[np.uint8]:
-    """A contiguous tensor's memory, or a copy's of another one."""
+    """View a CPU tensor's memory as bytes; a tensor that is not contiguous is copied."""
     array: npt.NDArray[np.uint8] = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
     return array
 
 
 class timed:  # noqa: N801 -- read as a word of the statement that it begins
-    """Counts a collective."""
+    """Context that counts the collective in its body and times it."""
 
     __slots__ = ("_begin", "_name", "_time")
 

@@ -1,6 +1,7 @@
-"""How ranks find each other: torch's store at rank 0, then a process group of their own.
+"""How ranks find each other: they meet at torch's store on rank 0 and make process groups of their own.
 
-The group is not torch's default one: a program that embeds the engine may have that, and there may be several engines.
+These are not torch's default group, which a program that embeds the engine may use itself. Several engines in one
+program do not share groups either.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from rustvllm.distributed.rank_group import RankGroup
 from rustvllm.distributed.stages import RankPlace, Stage, StageLink
 
 HOST = "127.0.0.1"
-"""Where the ranks of one machine meet."""
+"""The address where the ranks of one machine meet."""
 _SILENCE_MILLISECONDS = 5000
-"""As long as the connection of two nodes allows (``crates/step-channel/src/node_link.rs``)."""
+"""How long a peer may not acknowledge before the kernel ends the connection.
+
+The same as for the connection of two nodes (``crates/step-channel/src/node_link.rs``).
+"""
 DEFAULT_TIMEOUT_SECONDS = 1800.0
-"""Of a collective, as torch has it for gloo."""
+"""How long a collective may take: torch's default for gloo."""
 
 
 def open_store(world_size: int, timeout_seconds: float, host: str = HOST) -> c10d.TCPStore:
-    """Rank 0's store, on a port of its address ``host`` that the system chooses (``store.port``)."""
+    """Open the store on rank 0. It listens on ``host``, on a port that the system chooses (``store.port``)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:  # torch alone would listen on every interface
         listener.bind((host, 0))
@@ -47,7 +51,7 @@ def open_store(world_size: int, timeout_seconds: float, host: str = HOST) -> c10
 
 
 def join_store(port: int, world_size: int, timeout_seconds: float, host: str = HOST) -> c10d.TCPStore:
-    """The same as another rank sees it."""
+    """Connect to rank 0's store, as another rank."""
     return c10d.TCPStore(
         host, port, world_size, is_master=False, timeout=timedelta(seconds=timeout_seconds), wait_for_workers=False
     )
@@ -64,20 +68,23 @@ def join(
     meeting: _core.RankMeeting | None = None,
     host: str = HOST,
 ) -> tuple[RankGroup, Stage]:
-    """The ranks that share this one's layers, and its stage; returns when those are there that it has to do with.
+    """Make the groups of a rank. Blocks until the ranks of these groups have joined.
 
     Args:
-        store: Where all meet.
-        place: Of this rank.
+        store: The store where all ranks meet.
+        place: The part of the model that this rank holds.
         device: See ``make_group``.
-        timeout_seconds: Likewise.
-        time: Likewise.
-        in_rank_order: Likewise.
-        meeting: Likewise.
-        host: Likewise.
+        timeout_seconds: See ``make_group``.
+        time: See ``make_group``.
+        in_rank_order: See ``make_group``.
+        meeting: See ``make_group``.
+        host: See ``make_group``.
+
+    Returns:
+        The ranks that share this rank's layers, and its stage with the link to its neighbours.
 
     Raises:
-        RuntimeError: A rank did not come, or the network is not usable.
+        RuntimeError: A rank did not join in time, or the network cannot be used.
     """
     spent = CollectiveTime() if time is None else time
     before = _descriptors()
@@ -102,11 +109,11 @@ def _descriptors() -> set[int]:
 
 
 def _notice_silence(host: str, before: set[int]) -> None:
-    """Have the kernel end connections to machines that are gone without a word: gloo would wait for them.
+    """Make the kernel end connections to machines that vanish without closing them; gloo would wait forever.
 
     Args:
-        host: This rank's address; the loopback's peers are never gone so.
-        before: Descriptors that were open before the connections were made.
+        host: This rank's address. On ``HOST`` there is nothing to do: peers on this machine cannot vanish like that.
+        before: Descriptors that were open before gloo connected; all newer ones are its connections.
     """
     for number in _descriptors() - before if host != HOST else ():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
@@ -130,22 +137,22 @@ def make_group(
     host: str = HOST,
     by_gloo: bool = False,
 ) -> RankGroup:
-    """The group of ranks that share layers; returns when each is there.
+    """Make the group of the ranks that share layers. Blocks until all of them have joined.
 
     Args:
-        store: Where they meet, and nobody else does.
-        rank: This one.
-        size: How many there are.
+        store: A store that only these ranks use.
+        rank: Number of this rank in the group.
+        size: Number of ranks in the group.
         device: NCCL carries tensors of CUDA devices, gloo all others.
         timeout_seconds: How long a collective may take.
-        time: Counts what this rank spends in collectives.
+        time: Counts the time that this rank spends in collectives.
         in_rank_order: See ``RankGroup``.
-        meeting: Likewise.
-        host: This rank's address, where gloo listens for the others.
-        by_gloo: Gloo carries CUDA tensors too, through the host's memory: several ranks can share a device so.
+        meeting: See ``RankGroup``.
+        host: This rank's address; gloo listens there.
+        by_gloo: Let gloo carry CUDA tensors too, through the host's memory, so that several ranks can share a device.
 
     Raises:
-        RuntimeError: A rank did not come, or the network is not usable.
+        RuntimeError: A rank did not join in time, or the network cannot be used.
     """
     timeout = timedelta(seconds=timeout_seconds)
     group = dist.ProcessGroup(store, rank, size)
@@ -165,7 +172,7 @@ def make_group(
 
 
 def _gloo(store: c10d.Store, rank: int, size: int, timeout: timedelta, host: str) -> c10d.ProcessGroupGloo:
-    """Gloo on one address alone: its connections know no secret."""
+    """Make a gloo backend that listens on ``host`` only, because its connections are not authenticated."""
     kind: Any = c10d.ProcessGroupGloo  # the stub lacks its options
     options = kind._Options()  # noqa: SLF001 -- torch has no other names for these
     options._devices = [kind.create_device(hostname=host)]  # noqa: SLF001 -- likewise

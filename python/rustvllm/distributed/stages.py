@@ -1,4 +1,4 @@
-"""Stages: groups of layers, one after the other, each with ranks of its own, and how hidden states go between them."""
+"""Pipeline stages: consecutive groups of layers with their own ranks, and the hidden states that pass between them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 _TAG = 0
 _MOST_ON_THE_WAY = 16
-"""Steps that a stage has sent and the next one has not taken, before it waits: no more can be under way."""
+"""Steps that a stage may send ahead of what the next stage has received; then it waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Which part of a model a rank holds. The last stage is rank 0's: sampling stays in the engine's process.
+    """The part of a model that a rank holds. Rank 0 has the last stage, so that the engine's process samples.
 
     Attributes:
-        rank: Of the process, from 0.
-        tensor_size: Ranks that share each layer.
-        num_stages: Groups of layers.
+        rank: Number of the process, from 0.
+        tensor_size: Number of ranks that share each layer.
+        num_stages: Number of groups of layers.
     """
 
     rank: int
@@ -37,44 +37,44 @@ class RankPlace:
 
     @property
     def stage(self) -> int:
-        """Which group of layers, from 0."""
+        """Number of its group of layers, from 0."""
         return self.num_stages - 1 - self.rank // self.tensor_size
 
     @property
     def tensor_rank(self) -> int:
-        """Which part of each layer, from 0."""
+        """Number of its part of each layer, from 0."""
         return self.rank % self.tensor_size
 
 
 ONE_STAGE = RankPlace(0, 64, 1)
-"""Rank 0's place where all ranks, however many, share every layer."""
+"""Rank 0's place without pipeline stages: all ranks (at most 64) share every layer."""
 
 
 class StageLink:
-    """Takes hidden states from the stage before and hands them to the one after.
+    """Receives hidden states from the previous stage and sends them to the next one.
 
-    Both know how many rows a step has, so that nothing but the numbers goes over; steps come in order.
+    Both sides know how many rows a step has, so only the numbers are sent. Steps arrive in order.
 
     Args:
-        group: The ranks that hold the same part of each stage's layers, in the order of stages.
-        stage: Of this rank.
-        time: Counts what is waited for.
+        group: The ranks that hold the same part of each stage's layers, in the order of the stages.
+        stage: The stage of this rank.
+        time: Counts the time spent waiting.
     """
 
     def __init__(self, group: ProcessGroupGloo, stage: int, time: CollectiveTime) -> None:
-        self._group: Any = group  # the stub lacks what it sends by
+        self._group: Any = group  # torch's stub lacks send and recv
         self._stage, self._time = stage, time
         self._on_the_way: deque[tuple[Work, Tensor]] = deque()
 
     def receive(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """What the stage before gives for a step, ``[num_rows, width]``."""
+        """Wait for the previous stage's hidden states of a step, ``[num_rows, width]``."""
         hidden = torch.empty((num_rows, width), dtype=dtype)
         with timed(self._time, "receive"):
             self._group.recv([_as_bytes(hidden)], self._stage - 1, _TAG).wait()
         return hidden
 
     def send(self, hidden: Tensor) -> None:
-        """Hand a step's rows on without waiting for the next stage; they must not change any more."""
+        """Send a step's rows to the next stage. Waits only if that is far behind; the rows must not change any more."""
         sent = self._on_the_way
         with timed(self._time, "send"):
             while len(sent) >= _MOST_ON_THE_WAY or (sent and sent[0][0].is_completed()):
@@ -85,12 +85,12 @@ class StageLink:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A group of layers as one of its ranks sees it; ``WHOLE`` is all of them.
+    """A group of layers as one of its ranks sees it; ``WHOLE`` is the only stage of a model without stages.
 
     Attributes:
-        index: From 0, in the order in which tokens pass them.
-        count: How many there are.
-        link: To the others; None: there are none, or the model only is to be looked at.
+        index: Number of the stage, from 0, in the order in which tokens pass them.
+        count: Number of stages.
+        link: The link to the neighbouring stages; None if there is one stage, or the model is built but not run.
     """
 
     index: int = 0
@@ -99,16 +99,18 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """Whether it embeds tokens."""
+        """Whether this stage embeds the tokens."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it computes logits."""
+        """Whether this stage computes the logits."""
         return self.index == self.count - 1
 
     def own(self, num_layers: int) -> range:
-        """Its layers, of so many. Where they cannot be shared evenly, the last stage, which has the head, has fewer.
+        """The layers of this stage, out of ``num_layers``.
+
+        If they cannot be divided evenly, the last stages have one layer fewer; the last one also has the head.
 
         Raises:
             ModelLoadError: There are more stages than layers.
@@ -123,19 +125,19 @@ class Stage:
         return range(first, first + each + (self.index < more))
 
     def receive(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """What the stage before gives; see ``StageLink``."""
+        """See ``StageLink.receive``."""
         if self.link is None:
-            raise RuntimeError("a stage was run without the one before it")
+            raise RuntimeError(f"stage {self.index} cannot run: it has no link to stage {self.index - 1}")
         return self.link.receive(num_rows, width, dtype)
 
     def hand_on(self, hidden: Tensor) -> None:
-        """Send what this stage gives to the next one, if there is one."""
+        """Send this stage's hidden states to the next stage, if there is one; see ``StageLink.send``."""
         if not self.is_last and self.link is not None:
             self.link.send(hidden)
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor's memory: gloo knows some types only."""
+    """View a contiguous tensor's memory as bytes, because gloo supports only some dtypes."""
     return tensor.detach().view(-1).view(torch.uint8)
 
 

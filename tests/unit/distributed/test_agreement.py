@@ -1,4 +1,4 @@
-"""What ranks compare after a forward pass lies where their group can gather it, and tells steps that differ apart."""
+"""Ranks compare hidden states on their own device; another step is an error, another order of additions is not."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ def test_digests_lie_on_the_device_of_the_hidden_states() -> None:
     ],
 )
 def test_another_step_is_told_from_another_order_of_sums(other: torch.Tensor, says: str | None) -> None:
-    """What the first rank finds; the other one gathers the same."""
+    """Runs rank 0's comparison; the other rank gathers the same values."""
     of_other = iter(agreement.digests(other))
     group: Any = SimpleNamespace(size=2, all_gather=lambda own: torch.stack([own, next(of_other)]))
     model = torch.nn.Identity()

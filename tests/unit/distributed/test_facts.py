@@ -1,4 +1,4 @@
-"""What ranks compare before they load: any header of the model's files counts, and a difference names both values."""
+"""Facts that ranks compare before they load: every file's header counts, and a difference names both values."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_a_difference_names_both_values() -> None:
     theirs = {"torch": "2.15", "model": "aa"}
     assert difference(theirs, theirs, 1) is None
     assert difference({"torch": "2.14", "model": "aa"}, theirs, 3) == (
-        "worker rank 3 has another torch than rank 0: 2.14 and 2.15; install and load the same everywhere"
+        "worker rank 3 has another torch than rank 0: 2.14 and 2.15; use the same installation and model for all ranks"
     )
     said = difference({"torch": "2.15", "model": "bb"}, theirs, 1)
     assert said is not None

@@ -1,4 +1,4 @@
-"""Which ranks and stages a node has, what must be alike on all nodes, and what a rank says that it waits in."""
+"""Which ranks and stages a node has, which facts nodes must share, and how a rank reports what it waits in."""
 
 from typing import Any
 
