@@ -1,1 +1,1 @@
-"""Processes of one server: how they are started, watched and ended, and what they tell each other."""
+"""The processes of one server: how they start, watch and end each other, and what they send."""

@@ -1,4 +1,4 @@
-"""Where an engine listens: ``unix:/path`` or ``tcp:HOST:PORT``, and the secret that TCP needs."""
+"""The address where an engine listens, ``unix:/path`` or ``tcp:HOST:PORT``, and the secret that TCP requires."""
 
 import os
 import socket
@@ -9,14 +9,14 @@ from rustvllm import envs
 from rustvllm.exceptions import ConfigError
 
 MAX_SOCKET_PATH_BYTES = 107
-"""``sun_path`` of Linux, less its terminating zero."""
+"""The length of Linux's ``sun_path`` without the terminating zero."""
 MIN_SECRET_BYTES = 16
 MAX_SECRET_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class EngineAddress:
-    """A Unix socket's path, or a host and a port (0: a free one)."""
+    """The path of a Unix socket, or a host and a port (0: the system chooses a free one)."""
 
     path: Path | None = None
     host: str = ""
@@ -24,22 +24,22 @@ class EngineAddress:
 
     @property
     def is_tcp(self) -> bool:
-        """Whether it needs a secret."""
+        """Whether this is a TCP address, which requires a secret."""
         return self.path is None
 
     @classmethod
     def parse(cls, text: str) -> "EngineAddress":
-        """An address as it is written on the command line.
+        """Parse an address from the command line.
 
         Raises:
-            ConfigError: Says what an address looks like, or how long a path may be.
+            ConfigError: ``text`` is not an address, or its path is too long for a socket.
         """
         kind, _, rest = text.partition(":")
         if kind == "unix" and rest.startswith("/"):
             if (length := len(os.fsencode(rest))) > MAX_SOCKET_PATH_BYTES:
                 raise ConfigError(
-                    f"the engine address {text} has a path of {length} bytes, but a Unix socket's has at most "
-                    f"{MAX_SOCKET_PATH_BYTES}: choose a shorter one"
+                    f"the engine address {text} has a path of {length} bytes, but the path of a Unix socket has at "
+                    f"most {MAX_SOCKET_PATH_BYTES}: choose a shorter one"
                 )
             return cls(path=Path(rest))
         host, _, port = rest.rpartition(":")
@@ -55,10 +55,10 @@ class EngineAddress:
         return f"tcp:[{self.host}]:{self.port}" if ":" in self.host else f"tcp:{self.host}:{self.port}"
 
     def resolve(self) -> str:
-        """``IP:PORT`` of a TCP address of this machine.
+        """Resolve the host of a TCP address; returns ``IP:PORT``.
 
         Raises:
-            ConfigError: The host is unknown.
+            ConfigError: The host cannot be resolved.
         """
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
@@ -69,10 +69,13 @@ class EngineAddress:
 
 
 def read_secret(file: str | None) -> bytes | None:
-    """The secret that both ends of a TCP connection must know: the file's content, else the environment's, else None.
+    """Read the secret that both ends of a TCP connection must know: from the file, else from the environment.
+
+    Returns:
+        The secret, or None if neither is given.
 
     Raises:
-        ConfigError: The file cannot be read, or the secret is too short or too long; its text is never shown.
+        ConfigError: The file cannot be read, or the secret is too short or too long. The message never shows it.
     """
     if file is None:
         text = envs.engine_secret()

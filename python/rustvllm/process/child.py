@@ -1,8 +1,9 @@
-""":class:`ChildProcess`: a module of this package as a process of its own, and the two pipes to it.
+""":class:`ChildProcess`: runs a module of this package in a child process, with a pipe in each direction.
 
-The child is started as ``python -m MODULE``: no fork of a process with threads, no pickle. Orders go down its standard
-input as lines of JSON, so that nothing of them shows in a list of processes; that pipe ends with this process, and the
-child with it (:mod:`rustvllm.process.parent_link`). What the child has to say comes up another pipe, as lines of JSON.
+The child is started as ``python -m MODULE``, so that no process with threads is forked and nothing is pickled. The
+parent writes orders to the child's standard input as lines of JSON, which a list of processes does not show. When the
+parent ends, that pipe closes, and the child ends too (:mod:`rustvllm.process.parent_link`). The child writes its status
+to the other pipe, also as lines of JSON.
 """
 
 import contextlib
@@ -22,25 +23,26 @@ from rustvllm.exceptions import EngineDeadError, RustVLLMError
 from rustvllm.process.output.standard_streams import open_missing
 
 SECRET_VARIABLES = ("RUSTVLLM_API_KEY", "RUSTVLLM_ENGINE_SECRET")
-"""Not in the environment of a child: what it needs of them is in its orders."""
+"""Environment variables that a child does not inherit; orders give it the secrets that it needs."""
 _PIPE_BYTES = 1 << 20
-"""What an order may have without this process waiting until the child reads it."""
+"""Capacity of the pipe for orders: a longer order makes the parent wait until the child reads it."""
 _LONGEST_LINE = 1 << 20
+"""Most characters of a status line."""
 
 
 class ChildProcess:
-    """Starts the module at once.
+    """A child process; the constructor starts it.
 
     Args:
-        module: Its full name.
-        name: What messages call the process: ``engine process 0``.
-        directory: Private directory that the child removes when this process is gone.
-        arguments: Further flags for it; every user of the machine can read them.
-        pass_fds: Descriptors that it inherits.
+        module: Full name of the module to run.
+        name: Name of the process in messages, such as ``engine process 0``.
+        directory: Private directory that the child removes when this process has ended.
+        arguments: Further flags for the module. Every user of the machine can read them.
+        pass_fds: Descriptors that the child inherits.
 
     Attributes:
-        ready: What it said when it was ready; empty before.
-        death: Why it ended, in its own words, if it could say so.
+        ready: The facts that the child reported when it was ready; empty before.
+        death: Why the child ended, in its own words, if it could report that.
 
     Raises:
         OSError: The process cannot be started.
@@ -52,7 +54,7 @@ class ChildProcess:
         self.name = name
         self.ready: Mapping[str, Any] = {}
         self.death: str | None = None
-        open_missing()  # the child's standard input would take the place of a pipe that has its number
+        open_missing()  # else a pipe could get number 0, 1 or 2, where the child expects its standard streams
         status_fd, status_for_child = os.pipe()
         command = [sys.executable, "-m", module, "--status-fd", str(status_for_child)]
         command += ["--directory", str(directory), "--started-at", f"{time.monotonic():.3f}", *arguments]
@@ -61,7 +63,7 @@ class ChildProcess:
                 command,
                 stdin=subprocess.PIPE,
                 pass_fds=(status_for_child, *pass_fds),
-                process_group=0,  # a Ctrl-C of the terminal is for the parent, which lets open requests end first
+                process_group=0,  # Ctrl-C in the terminal reaches the parent only, which lets open requests end first
                 env={name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES},
             )
         except BaseException:
@@ -71,13 +73,13 @@ class ChildProcess:
             os.close(status_for_child)
         assert self._process.stdin is not None
         self._orders = self._process.stdin
-        with contextlib.suppress(OSError):  # the user has many pipes: then an order waits for its reader
+        with contextlib.suppress(OSError):  # this user's limit on pipe memory is reached: a long order may wait then
             fcntl.fcntl(self._orders, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._status = os.fdopen(status_fd, encoding="utf-8", errors="replace")
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process id."""
         return self._process.pid
 
     @property
@@ -94,26 +96,26 @@ class ChildProcess:
         return f"with exit code {code}"
 
     def order(self, order: Mapping[str, Any]) -> None:
-        """Send one order; one that has ended takes none."""
+        """Send one order; does nothing if the child has ended."""
         with contextlib.suppress(OSError):
             self._orders.write(json.dumps(order).encode() + b"\n")
             self._orders.flush()
 
     def _read_status(self) -> dict[str, Any] | None:
-        """Wait for the next thing that it says; None when it will say nothing any more."""
+        """Wait for the child's next status; None if the pipe has ended."""
         line = self._status.readline(_LONGEST_LINE)
         try:
             status: dict[str, Any] = json.loads(line)
-        except ValueError:  # the end, or the half of a line that it was killed over
+        except ValueError:  # the end of the pipe, or half a line of a child that was killed while it wrote
             return None
         return status
 
     def wait_until_ready(self) -> None:
-        """Wait for what it says first.
+        """Wait for the child's first status and store it in ``ready``.
 
         Raises:
-            RustVLLMError: What kept it from starting, as it was raised there.
-            EngineDeadError: It ended without a word.
+            RustVLLMError: The child could not start; this is the error that it raised.
+            EngineDeadError: The child ended without a status, or reported that it is dead.
         """
         status = self._read_status()
         if status is None:
@@ -126,23 +128,23 @@ class ChildProcess:
         self.ready = status["ready"]
 
     def wait_for_end(self) -> None:
-        """Wait until the process has ended."""
+        """Wait until the process has ended, and store in ``death`` why if it reports that."""
         while (status := self._read_status()) is not None:
             self.death = status.get("death", self.death)
         self._process.wait()
 
     @property
     def why_ended(self) -> str:
-        """Why the process ended, in its own words or as the kernel tells."""
+        """Why the process ended: as it reported, else its exit code or signal."""
         return self.death or f"the {self.name} ended, {self.end}"
 
     def signal(self, number: int) -> None:
-        """Send a signal; one that has ended gets none."""
+        """Send a signal; does nothing if the child has ended."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait so many seconds for its end; whether it has come."""
+        """Wait at most ``timeout`` seconds (None: without a limit) for its end; returns whether it has ended."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -150,19 +152,24 @@ class ChildProcess:
         return True
 
     def kill(self) -> None:
-        """End it at once and wait for that."""
+        """Kill the process and wait until it has ended."""
         self.signal(signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:
-        """Give back the pipes; a child that still runs ends by that."""
+        """Close the pipes; a child that still runs then ends."""
         for pipe in (self._orders, self._status):
             with contextlib.suppress(OSError):
                 pipe.close()
 
 
 def as_exception(name: str, error: Mapping[str, str]) -> RustVLLMError:
-    """What a child raised, as it said so (``ParentLink.say_error``)."""
+    """Rebuild the exception that a child reported with ``ParentLink.say_error``.
+
+    Args:
+        name: Name of the child in messages.
+        error: The reported ``type`` and ``message``. Types other than this package's become ``EngineDeadError``.
+    """
     kind = getattr(exceptions, error["type"], None)
     if isinstance(kind, type) and issubclass(kind, RustVLLMError):
         return kind(error["message"])

@@ -1,7 +1,7 @@
-"""Configurations as JSON and back: how one process tells another what to be.
+"""Configurations as JSON and back, to send them to another process.
 
-What is not known is refused. Between the processes of one server the text needs no version; an engine of another
-release that a front end connects to may know other fields, and the front end then says which.
+An unknown field is an error. Between the processes of one server the JSON needs no version. A front end may connect to
+an engine of another release, which may have other fields; the error then names the first one.
 """
 
 import dataclasses
@@ -16,26 +16,30 @@ from rustvllm.config import EngineConfig
 from rustvllm.exceptions import ConfigError
 
 MAX_INFO_BYTES: Final = 64 << 10
-"""What an engine can tell a client in the handshake."""
+"""Most bytes that an engine can send a client in the handshake."""
 
 _Config = TypeVar("_Config")
 
 
 def plain(config: Any) -> Any:
-    """A configuration as what ``json.dumps`` takes."""
+    """Turn a configuration into values that ``json.dumps`` accepts.
+
+    Raises:
+        ConfigError: It contains a class, which JSON cannot hold.
+    """
     return _plain(config)
 
 
 def build(kind: type[_Config], data: Any, name: str = "config") -> _Config:
-    """The configuration that :func:`plain` took apart.
+    """Rebuild a configuration from what :func:`plain` returned.
 
     Args:
-        kind: Its dataclass.
-        data: As JSON gave it.
-        name: What messages call it.
+        kind: The dataclass of the configuration.
+        data: The parsed JSON.
+        name: Name of the configuration in messages.
 
     Raises:
-        ConfigError: A field is unknown or of another type, or a value is out of range.
+        ConfigError: A field is unknown, a value has the wrong type, or a value is out of range.
     """
     config = _build(kind, data, name)
     assert isinstance(config, kind)
@@ -43,15 +47,19 @@ def build(kind: type[_Config], data: Any, name: str = "config") -> _Config:
 
 
 def dump_config(config: EngineConfig) -> str:
-    """The configuration of an engine as JSON text."""
+    """Serialise the configuration of an engine as JSON.
+
+    Raises:
+        ConfigError: It contains a class, which JSON cannot hold.
+    """
     return json.dumps(_plain(config))
 
 
 def load_config(text: str | bytes) -> EngineConfig:
-    """The configuration that :func:`dump_config` wrote.
+    """Parse what :func:`dump_config` returned.
 
     Raises:
-        ConfigError: The text is not one, or a value is out of range.
+        ConfigError: The text is not the JSON of a configuration, or a value is out of range.
     """
     try:
         data = json.loads(text)
@@ -61,10 +69,10 @@ def load_config(text: str | bytes) -> EngineConfig:
 
 
 def dump_info(config: EngineConfig) -> bytes:
-    """Serialise what a front end needs of an engine for the handshake: its configuration without the model's own.
+    """Serialise an engine's configuration for the handshake with a front end, without the model's ``config.json``.
 
     Raises:
-        ConfigError: It is too long.
+        ConfigError: It is longer than ``MAX_INFO_BYTES``, or contains a class.
     """
     model = dataclasses.replace(config.model, hf_config={})
     info = dump_config(dataclasses.replace(config, model=model)).encode()
@@ -94,7 +102,7 @@ def _plain(value: Any) -> Any:
 
 
 def _build(kind: Any, value: Any, name: str) -> Any:
-    """``value`` as JSON gave it, as an instance of ``kind``."""
+    """Convert a value from parsed JSON to the type ``kind``."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         if value is None:

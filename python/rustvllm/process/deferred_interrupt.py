@@ -1,4 +1,4 @@
-"""``DeferredInterrupt``: Ctrl-C, and other signals whose handlers may raise, wait for the end of a step."""
+"""``DeferredInterrupt``: delays Ctrl-C, and other signals with handlers that may raise, until a step has ended."""
 
 import signal
 import threading
@@ -8,18 +8,18 @@ from types import FrameType
 from typing import Final
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)
-"""Ctrl-C, what limits the time of a call, and what ends a job: programs have them raise exceptions."""
+"""Ctrl-C, a timer's alarm, and a job's termination: programs often install handlers for these that raise."""
 
 
 class Interrupt:
-    """Signals that have come while their handlers are replaced, one of each kind."""
+    """Replaces the handlers of signals and keeps those signals that arrive meanwhile, one of each kind."""
 
     def __init__(self) -> None:
         self._handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
         self._came: dict[int, FrameType | None] = {}
 
     def replace_handlers(self) -> None:
-        """Take the place of every handler that is a function of Python."""
+        """Replace every handler that is a Python function."""
         for number in _SIGNALS:
             handler = signal.getsignal(number)
             if callable(handler):
@@ -27,13 +27,13 @@ class Interrupt:
                 signal.signal(number, self._defer)
 
     def restore_handlers(self) -> None:
-        """Put the handlers back, unless the program has set others meanwhile."""
+        """Restore the handlers, except where the program has installed another one meanwhile."""
         for number, handler in self._handlers.items():
             if signal.getsignal(number) == self._defer:
                 signal.signal(number, handler)
 
     def check(self) -> None:
-        """Call the handlers of signals that have come; that of Ctrl-C raises KeyboardInterrupt."""
+        """Call the handlers of the signals that have arrived; Ctrl-C's default handler raises KeyboardInterrupt."""
         while self._came:
             number, frame = self._came.popitem()
             self._handlers[number](number, frame)
@@ -41,15 +41,16 @@ class Interrupt:
     def _defer(self, number: int, frame: FrameType | None) -> None:
         is_second = number in self._came
         self._came[number] = frame
-        if is_second:  # does not wait
+        if is_second:  # the user insists: do not wait any longer
             self.check()
 
 
 @contextmanager
 def DeferredInterrupt() -> Iterator[Interrupt]:  # noqa: N802 -- reads as the context it is
-    """Hold the first signal back until :meth:`Interrupt.check` or the end, never between the halves of a step.
+    """Delay each signal until :meth:`Interrupt.check` or the end of the body, so that it cannot interrupt a step.
 
-    Handlers are replaced in the main thread alone, where Python calls them; elsewhere nothing changes.
+    If the same signal arrives a second time before that, its handler is called at once. Outside the main thread this
+    does nothing, because Python calls handlers only there.
     """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():

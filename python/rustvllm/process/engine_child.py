@@ -1,4 +1,4 @@
-""":class:`EngineProcess`: one engine in a child process, from its start to its last file."""
+""":class:`EngineProcess`: one engine in a child process."""
 
 import base64
 from pathlib import Path
@@ -10,12 +10,12 @@ from rustvllm.process.config_json import plain
 
 
 class EngineProcess(ChildProcess):
-    """An engine process that imports what it needs and waits for :meth:`load`.
+    """An engine process. It starts at once, imports its libraries and waits for :meth:`load`.
 
     Args:
-        directory: Private directory of the parent's, which the child removes when the parent is gone.
-        executor: As in the engine's arguments: what to import already.
-        rank: Which one of several.
+        directory: The parent's private directory, which the child removes when the parent has ended.
+        executor: The engine's ``executor`` argument, which decides what the child imports.
+        rank: Number of the engine, from 0.
     """
 
     def __init__(self, directory: Path, executor: str, rank: int = 0) -> None:
@@ -29,7 +29,14 @@ class EngineProcess(ChildProcess):
         secret: bytes | None = None,
         cuda_visible_devices: str | None = None,
     ) -> None:
-        """Say what to load and where to listen."""
+        """Order the process to load a model and to listen.
+
+        Args:
+            config: The engine's configuration.
+            address: Where to listen.
+            secret: The secret that clients over TCP must know; None for a Unix socket.
+            cuda_visible_devices: Value of ``CUDA_VISIBLE_DEVICES`` for the process; None leaves it as it is.
+        """
         self.order(
             {
                 "name": f"engine {self._rank}",

@@ -1,4 +1,4 @@
-"""``FORKS``: keeps engines out of forks of their process, where a model would wait for threads that are gone."""
+"""``FORKS``: refuses the use of engines in forks of their process, where their threads do not exist."""
 
 import os
 import weakref
@@ -8,14 +8,14 @@ from rustvllm.exceptions import ConfigError
 
 
 class Forked(Protocol):
-    """What must not be used in a fork of the process that made it."""
+    """An object that must not be used in a fork of the process that made it."""
 
     def leave_fork(self, why: str) -> None:
-        """Refuse all use from now on, with these words."""
+        """Refuse all use from now on, with ``why`` as the error's message."""
 
 
 class ForkGuard:
-    """Knows whether this process is a fork of one whose models have threads, and tells their owners."""
+    """Notices that this process is a fork of one with models, and disables the objects that own them."""
 
     def __init__(self) -> None:
         self._owned: weakref.WeakSet[Forked] = weakref.WeakSet()
@@ -27,27 +27,27 @@ class ForkGuard:
         self._owned.add(made)
 
     def begin_model(self) -> None:
-        """Do nothing if a model may be loaded in this process.
+        """Note that this process loads a model.
 
         Raises:
             ConfigError: The process is a fork of one that has loaded a model.
         """
         if self._is_fork:
             raise ConfigError(
-                f"process {os.getpid()} is a fork of one that has loaded a model, and the threads that compute did not "
-                "come along: start it with multiprocessing's method 'spawn', or load the model here alone"
+                f"process {os.getpid()} is a fork of one that has loaded a model, and a fork has no compute threads: "
+                "start it with multiprocessing's method 'spawn', or do not load a model before the fork"
             )
         self._has_models = True
 
     def _tell(self) -> None:
         self._is_fork = self._has_models
         why = (
-            f"this engine belongs to process {os.getppid()} and cannot be used in a fork of it: make one in a process "
-            "that multiprocessing's method 'spawn' starts"
+            f"this engine belongs to process {os.getppid()} and cannot be used in a fork of it: start the process with "
+            "multiprocessing's method 'spawn' and make an engine there"
         )
         for made in list(self._owned):
             made.leave_fork(why)
 
 
 FORKS: Final = ForkGuard()
-"""The one of this process."""
+"""The guard of this process."""

@@ -1,4 +1,4 @@
-"""How an engine is, as far as its front end can tell without asking it."""
+"""The health of an engine, as its front end knows it without asking the engine."""
 
 import time
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from rustvllm import _core
 
 @dataclass(frozen=True)
 class EngineHealth:
-    """One engine.
+    """The health of one engine.
 
     Attributes:
-        rank: Which one of several.
+        rank: Number of the engine, from 0.
         death: Why it is dead; None while it lives.
-        heartbeat_age: Seconds since its process answered; 0.0 for an engine in this process.
-        step_age: Seconds for which it has had something to do and has done nothing; 0.0 when idle.
+        heartbeat_age: Seconds since the last heartbeat of its process; 0.0 for an engine in this process.
+        step_age: Seconds since its last step while it has requests; 0.0 when idle.
     """
 
     rank: int
@@ -25,12 +25,12 @@ class EngineHealth:
 
     @property
     def stalled_for(self) -> float:
-        """Seconds without a sign of life."""
+        """Seconds without a sign of life: the larger of the two ages."""
         return max(self.heartbeat_age, self.step_age)
 
 
 def health_of(client: _core.EngineClient) -> list[EngineHealth]:
-    """The health of every engine of a client, from its last heartbeats."""
+    """The health of every engine of a client, from their last heartbeats."""
     found = (client.engine_health(rank) for rank in range(client.num_engines))
     return [
         EngineHealth(rank, each["death"], each["last_heartbeat_age"], each["step_age"])
@@ -39,9 +39,9 @@ def health_of(client: _core.EngineClient) -> list[EngineHealth]:
 
 
 class StepWatch:
-    """Says for how long an engine of this process has had something to do and has done nothing.
+    """Measures for how long an engine of this process has had requests without finishing a step.
 
-    As exact as :meth:`step_age` is called often.
+    It only notices a step when :meth:`step_age` is called, so its precision is the interval between two calls.
     """
 
     def __init__(self) -> None:
@@ -49,10 +49,10 @@ class StepWatch:
         self._since = time.monotonic()
 
     def step_age(self, stats: Mapping[str, int | float]) -> float:
-        """Seconds.
+        """Seconds since the last step that an earlier call noticed; 0.0 when idle.
 
         Args:
-            stats: Of ``EngineHandle.stats``.
+            stats: The result of ``EngineHandle.stats``.
         """
         now = time.monotonic()
         is_busy = stats["num_running"] + stats["num_waiting"] + stats["num_queued"] > 0

@@ -1,13 +1,14 @@
-"""Gives memory back to the system after work that took much of it for a moment."""
+"""Returns freed memory to the system after work that needed much of it for a moment."""
 
 import ctypes
 
 
 def give_back_memory() -> None:
-    """Return what the C library keeps for later; takes milliseconds, without the interpreter: for a thread.
+    """Make the C library return freed memory to the system.
 
-    What Python's and Rust's objects took is freed to the C library, which keeps it for the threads that allocated it:
-    one large request would make a process large for good. C libraries that have no such call keep less.
+    When Python or Rust frees an object, the C library keeps the memory for the thread that allocated it, so one large
+    request would make a process large for good. The call takes milliseconds but releases the GIL: call it in another
+    thread than the event loop's. It does nothing where the C library lacks ``malloc_trim``.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -1,4 +1,4 @@
-"""``OneCaller``: whose turn it is to run an engine that has no thread of its own."""
+"""``OneCaller``: allows one call at a time, from one thread, to run an engine that has no thread of its own."""
 
 import threading
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from rustvllm.exceptions import SchedulerStateError, WrongThreadError
 
 
 class OneCaller:
-    """Lets one thread run an engine, and one call at a time.
+    """Allows only one thread to run an engine, and only one call at a time.
 
-    A call that came in between would take outputs of the call under way, and end its requests if it failed.
+    A second call in the middle of the first would take the first one's outputs, and would end its requests on failure.
     """
 
     def __init__(self) -> None:
@@ -18,10 +18,10 @@ class OneCaller:
         self._is_running = False
 
     def check_thread(self) -> None:
-        """Do nothing in the first thread that asks.
+        """Check that every call comes from the same thread: the first that called this.
 
         Raises:
-            WrongThreadError: This is another one.
+            WrongThreadError: The caller is another thread.
         """
         caller = threading.current_thread()
         if self._thread is None:
@@ -33,21 +33,21 @@ class OneCaller:
             )
 
     def check(self) -> None:
-        """Do nothing if the caller may run the engine.
+        """Check that the caller may run the engine.
 
         Raises:
-            SchedulerStateError: A call is under way, or this is another thread (WrongThreadError).
+            SchedulerStateError: Another call is under way, or the caller is another thread (WrongThreadError).
         """
         self.check_thread()
         if self._is_running:
             raise SchedulerStateError(
-                "a call of this LLM is under way, and a function that it calls cannot make another one; "
-                "enqueue lets prompts wait for their turn"
+                "a call of this LLM is under way, and a function that it calls cannot make another one: return first, "
+                "or queue prompts with enqueue before the call"
             )
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Run the engine in the body."""
+        """Context that refuses other calls while its body runs the engine."""
         self.check()
         self._is_running = True
         try:

@@ -1,7 +1,7 @@
-"""How many files a process may have open (RLIMIT_NOFILE), and how many of them its connections may be.
+"""The limit on a process's open files (RLIMIT_NOFILE), and how many of them connections may use.
 
-The kernel gives a new file the lowest number that is free, so a connection's number says how near the limit is: nothing
-has to be counted, and whatever else the process has open is counted in.
+The kernel gives a new file the lowest free number, so a connection's number shows how near the limit is. Nothing has to
+be counted, and all other open files of the process are included.
 """
 
 import contextlib
@@ -15,53 +15,53 @@ from rustvllm.logger import init_logger
 logger = init_logger(__name__)
 
 MIN_OPEN_FILES = 64
-"""An API process has some thirty open before its first connection."""
-WHAT_WOULD_WORK = "raise it with `ulimit -Hn`, LimitNOFILE= of systemd or --ulimit nofile= of a container"
+"""Fewest files that a server can work with: an API process has about 30 open before its first connection."""
+WHAT_WOULD_WORK = "raise it with `ulimit -Hn`, systemd's LimitNOFILE= or a container's --ulimit nofile="
 _MOST_RESERVED, _MOST_SPARE = 32, 64
 _OWN_FILES = 32
 
 
 @dataclass(frozen=True)
 class OpenFiles:
-    """A limit, and how it is divided.
+    """The limit of a process, and its division between connections and other files.
 
     Attributes:
-        limit: Files that the process may have open.
+        limit: Number of files that the process may have open.
     """
 
     limit: int
 
     @classmethod
     def of_this_process(cls) -> "OpenFiles":
-        """As the kernel says."""
+        """Read the current soft limit of this process."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return cls(1 << 30 if soft == resource.RLIM_INFINITY else soft)
 
     @property
     def last_accepted(self) -> int:
-        """Beyond this number no connection is accepted: the rest is for other files."""
+        """Highest file number at which connections are accepted; higher numbers are reserved for other files."""
         return self.limit - min(_MOST_RESERVED, self.limit // 8)
 
     @property
     def last_served(self) -> int:
-        """Beyond this number a connection gets an answer that there is no room, and is closed."""
+        """Highest file number at which a connection is served; above it, a connection gets a 503 and is closed."""
         return self.last_accepted - min(_MOST_SPARE, self.limit // 8)
 
     @property
     def num_connections(self) -> int:
-        """Connections that are served at once, about."""
+        """Approximate number of connections that can be served at once."""
         return max(0, self.last_served - _OWN_FILES)
 
 
 def raise_limit() -> OpenFiles:
-    """Let this process, and those that it starts, have as many files open as this user may have.
+    """Raise the soft limit of this process, and of those that it starts, to the hard limit.
 
     Raises:
-        ConfigError: These are too few to serve with.
+        ConfigError: The limit is still lower than ``MIN_OPEN_FILES``.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(ValueError, OSError):  # a sandbox forbids it: then it stays as it is
+        with contextlib.suppress(ValueError, OSError):  # a sandbox may forbid it; the limit then stays as it is
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     files = OpenFiles.of_this_process()
     if files.limit < MIN_OPEN_FILES:
@@ -73,12 +73,12 @@ def raise_limit() -> OpenFiles:
 
 
 def warn_if_small(files: OpenFiles, num_api_processes: int, num_wanted: int) -> None:
-    """Say that there may be more clients than connections.
+    """Log a warning if the limit allows fewer connections than the engines can have requests.
 
     Args:
-        files: Of each API process.
-        num_api_processes: How many share the clients.
-        num_wanted: Requests that the engines take at once.
+        files: The limit of each API process.
+        num_api_processes: Number of API processes that share the clients.
+        num_wanted: Number of requests that the engines take at once.
     """
     num_connections = files.num_connections * num_api_processes
     if num_connections < num_wanted:
@@ -93,10 +93,10 @@ def warn_if_small(files: OpenFiles, num_api_processes: int, num_wanted: int) -> 
 
 
 def next_number(descriptor: int) -> int:
-    """The number that the next file would have, found with a copy of an open one.
+    """The number that the kernel would give the next file, found by duplicating an open one.
 
     Raises:
-        OSError: None is left.
+        OSError: No number is left.
     """
     copy = os.dup(descriptor)
     os.close(copy)

@@ -1,7 +1,7 @@
-""":class:`ParentLink`: a child's end of what :class:`~rustvllm.process.child.ChildProcess` begins.
+""":class:`ParentLink`: the child's end of the pipes that :class:`~rustvllm.process.child.ChildProcess` opens.
 
-A thread reads orders from standard input. When that ends, the parent is gone, and so is this process a moment later,
-with its directory; while it loads, the kernel ends it.
+A thread reads orders from standard input. End of file means that the parent has ended; the thread then removes the
+private directory and ends this process. While the process loads, the kernel ends it instead.
 """
 
 import argparse
@@ -28,10 +28,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ParentLink:
-    """Made first thing in a child.
+    """The link of this process to its parent. A child makes it before anything else.
 
     Attributes:
-        args: The flags of its command line.
+        args: The flags of the child's command line.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -39,7 +39,7 @@ class ParentLink:
         self._directory = Path(args.directory)
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._status = os.fdopen(args.status_fd, "w", encoding="utf-8")
-        # The parent decides about Ctrl-C: it lets open requests end first.
+        # The parent handles Ctrl-C: it lets open requests end first.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _wake_with_parent()
         self._end_with_parent_at_once(True)
@@ -47,11 +47,23 @@ class ParentLink:
 
     @classmethod
     def from_command_line(cls, program: str, argv: Sequence[str] | None, *more_flags: str) -> "ParentLink":
-        """The link of a child whose parent gave it the usual flags, and ``more_flags`` with a value each."""
-        parser = argparse.ArgumentParser(prog=program, description="Started by `rustvllm serve` and AsyncLLM only.")
-        parser.add_argument("--status-fd", type=int, required=True, help="pipe to say on that it is ready, or why not")
-        parser.add_argument("--directory", required=True, help="private directory, removed when the parent is gone")
-        parser.add_argument("--started-at", type=float, required=True, help="seconds of the monotonic clock")
+        """Parse the command line of a child and make its link.
+
+        Args:
+            program: Name of the program in the parser's messages.
+            argv: The arguments; None: those of this process.
+            *more_flags: Required flags in addition to those that ``ChildProcess`` always passes; each has a value.
+        """
+        parser = argparse.ArgumentParser(
+            prog=program, description="Only `rustvllm serve`, LLM and AsyncLLM start this program."
+        )
+        parser.add_argument(
+            "--status-fd", type=int, required=True, help="pipe on which this process reports its status"
+        )
+        parser.add_argument("--directory", required=True, help="private directory, removed when the parent has ended")
+        parser.add_argument(
+            "--started-at", type=float, required=True, help="monotonic time in seconds when its start began"
+        )
         for flag in more_flags:
             parser.add_argument(flag, required=True)
         return cls(parser.parse_args(argv))
@@ -66,19 +78,19 @@ class ParentLink:
         return self._orders.get()
 
     def say_ready(self, seconds: float, phases: Mapping[str, float], **facts: Any) -> None:
-        """Tell the parent that this process serves.
+        """Report to the parent that this process is ready.
 
         Args:
-            seconds: How long that took.
-            phases: What they were spent on, by name.
-            facts: What else the parent needs to know.
+            seconds: How long the start took.
+            phases: Seconds of each phase of the start, by name.
+            facts: Other facts for the parent; must be JSON values.
         """
         self._end_with_parent_at_once(False)
         rounded = {name: round(spent, 3) for name, spent in phases.items()}
         self.say(ready={"seconds": round(seconds, 3), "phases": rounded, **facts})
 
     def say(self, **what: Any) -> None:
-        """Tell the parent something."""
+        """Send a status to the parent; does nothing if the parent has closed the pipe."""
         try:
             self._status.write(json.dumps(what) + "\n")
             self._status.flush()
@@ -86,14 +98,14 @@ class ParentLink:
             logger.debug("the parent no longer waits for this process")
 
     def say_error(self, error: BaseException) -> None:
-        """Tell the parent why this process cannot start."""
+        """Report to the parent why this process cannot start."""
         self.say(error={"type": type(error).__name__, "message": str(error)})
 
     def _end_with_parent_at_once(self, yes: bool) -> None:
-        """Whether the kernel ends this process when the parent's end of the pipe for news is closed.
+        """Set whether the kernel ends this process as soon as the parent closes its end of the status pipe.
 
-        It does while this process loads: a library that is being loaded can keep the interpreter, and with it the
-        thread that would notice, for seconds. Nothing is on the disk then that would have to be removed.
+        This is set while the process loads: loading a library can hold the GIL for seconds, and the thread that would
+        notice the end of the parent cannot run then. At that time there is nothing on disk to remove.
         """
         descriptor = self._status.fileno()
         fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
@@ -106,12 +118,12 @@ class ParentLink:
             for line in lines:
                 self._orders.put(json.loads(line))
         drain()
-        # Last of all: an engine that still runs makes the directory again when it finds it gone.
+        # Last of all: an engine that still runs would make the directory again.
         shutil.rmtree(self._directory, ignore_errors=True)
         os._exit(0)
 
 
 def _wake_with_parent() -> None:
-    """A process that was stopped (SIGSTOP) could not notice the end of its parent: the kernel lets it go on then."""
+    """Make the kernel send SIGCONT when the parent ends: a stopped process could not notice that by itself."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)

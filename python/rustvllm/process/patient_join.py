@@ -1,4 +1,4 @@
-"""``patient_join``: wait for the end of a thread for a time that a pause of the process does not use up."""
+"""``patient_join``: waits for a thread, with a timeout that does not run while the process is stopped."""
 
 import threading
 from typing import Final
@@ -7,17 +7,17 @@ _SLICE_SECONDS: Final = 0.1
 
 
 def patient_join(thread: threading.Thread, seconds: float) -> bool:
-    """Wait for a thread to end, so many seconds while this process runs.
+    """Wait for a thread to end, at most ``seconds`` in which this process runs.
 
-    The clock goes on while a process is stopped (Ctrl-Z, a container that is frozen), so one long wait would be over
-    when it goes on, before the thread had its turn. Of many short ones, a pause uses up one.
+    The clock continues while a process is stopped (Ctrl-Z, a frozen container). One long wait would then time out
+    before the thread had run again. This waits in many short slices, of which a pause uses up only one.
 
     Args:
-        thread: It may have ended, or be the caller's own.
-        seconds: How long to wait at most.
+        thread: The thread; it may have ended already, or be the caller's own.
+        seconds: The longest wait.
 
     Returns:
-        Whether it has ended; False for the caller's own.
+        Whether the thread has ended; False for the caller's own thread.
     """
     if thread is threading.current_thread():
         return False

@@ -1,4 +1,4 @@
-"""How much memory this process holds."""
+"""Measures the resident memory of this process."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ _STATM = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int:
-    """Bytes of this process that are in memory, shared ones included; 0 where the system does not say."""
+    """Resident memory of this process in bytes, including shared pages; 0 if ``/proc`` cannot be read."""
     try:
         return int(_STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):

@@ -1,7 +1,7 @@
-"""A private directory for the sockets of one server's processes: where it is to be.
+"""Chooses the private directory for the sockets of one server's processes.
 
-It is made, with mode 700, by the first engine that listens in it, and not before: whatever is killed during a load,
-which is most of a start, leaves nothing on the disk.
+The first engine that listens makes the directory, with mode 700. A server that is killed earlier, while models load,
+leaves nothing on disk.
 """
 
 import os
@@ -21,7 +21,7 @@ def choose_run_directory() -> Path:
     """Choose an unused path that is short enough for sockets: in ``$TMPDIR``, else in ``/tmp`` or ``/var/tmp``.
 
     Raises:
-        ConfigError: None of these will do; says why for each.
+        ConfigError: None of these places can be used; gives the reason for each.
     """
     failures = []
     for place in dict.fromkeys((os.environ.get("TMPDIR") or _USUAL_PLACES[0], *_USUAL_PLACES)):
@@ -32,10 +32,10 @@ def choose_run_directory() -> Path:
         elif not os.access(place, os.W_OK | os.X_OK):
             failures.append(f"{place}: this user cannot write there")
         elif length > MAX_SOCKET_PATH_BYTES:
-            failures.append(f"{place}: a socket's path there has {length} bytes, and may have {MAX_SOCKET_PATH_BYTES}")
+            failures.append(f"{place}: a socket's path would have {length} bytes, at most {MAX_SOCKET_PATH_BYTES} work")
         else:
             return directory
     raise ConfigError(
-        f"no directory for the engine's socket ({'; '.join(failures)}): set TMPDIR to one that this user can write to "
-        "and whose path is short"
+        f"no directory for the engine's socket ({'; '.join(failures)}): set TMPDIR to a directory with a short path "
+        "that this user can write to"
     )

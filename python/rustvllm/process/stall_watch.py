@@ -1,4 +1,4 @@
-""":class:`StallWatch`: which engines have been silent for so long that they count as dead."""
+""":class:`StallWatch`: decides which engines have been silent for so long that they count as dead."""
 
 import time
 from collections.abc import Sequence
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from rustvllm.process.health import EngineHealth
 
 STALLS_TO_DEATH = 2.0
-"""After so many stall timeouts a silent engine counts as dead, where a silent engine is to be ended."""
+"""With ``--stall-action end``, an engine counts as dead after this many stall timeouts of silence."""
 _LONGEST_LOOK = 1.0
-"""Seconds that one look counts for at most."""
+"""Most seconds that one call of ``look`` adds to an engine's silence."""
 
 
 class StallWatch:
-    """Counts for how long engines have been silent while this process looked.
+    """Measures for how long engines have been silent while this process was watching.
 
-    An engine's own account may be wrong by as long as this process was stopped, or the machine asleep: on waking, an
-    engine that runs again has an old heartbeat for a moment. So no look counts for more than a second.
+    The age of a heartbeat alone is not enough: if this process was stopped, or the machine asleep, healthy engines have
+    old heartbeats for a moment afterwards. So one look adds at most a second to an engine's silence.
 
     Args:
         stall_timeout: Seconds after which a silent engine is reported; more than 0.
@@ -27,11 +27,11 @@ class StallWatch:
         self._looked: float | None = None
 
     def look(self, engines: Sequence[EngineHealth], now: float | None = None) -> dict[int, str]:
-        """The engines that count as dead from now on, by rank, and why; called some times a second.
+        """Return the engines that count as dead from now on, with the reason, by rank. Call it several times a second.
 
         Args:
-            engines: Those that are dead already are passed over.
-            now: On the monotonic clock, for tests.
+            engines: The health of all engines; those that are dead already are skipped.
+            now: Monotonic time in seconds, for tests; None: the current time.
         """
         now = time.monotonic() if now is None else now
         counts = 0.0 if self._looked is None else min(now - self._looked, _LONGEST_LOOK)

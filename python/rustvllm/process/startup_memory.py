@@ -1,19 +1,19 @@
-"""Too little memory to begin with: said in one line, where libraries would end with tracebacks of their own."""
+"""Reports too little memory at start-up in one line, where libraries would fail with tracebacks of their own."""
 
 import resource
 
 from rustvllm.exceptions import ConfigError
 
 LEAST_ADDRESS_SPACE = 256 << 20
-"""Of a process that loads the core and numpy, and starts its threads."""
+"""The least address space, in bytes, of a process that loads the core and numpy and starts its threads."""
 _SIGNS = ("failed to map segment", "cannot allocate memory", "can't start new thread", "unable to allocate")
 
 
 def check_address_space() -> None:
-    """Refuse to start where not even the first libraries fit.
+    """Check that the limit on this process's address space leaves room for the first libraries.
 
     Raises:
-        ConfigError: Names the limit and what is needed.
+        ConfigError: It does not; names the limit and the need.
     """
     limit = _address_space()
     if limit is not None and limit < LEAST_ADDRESS_SPACE:
@@ -24,10 +24,10 @@ def check_address_space() -> None:
 
 
 def explain_shortage(error: BaseException) -> str | None:
-    """One line for an error of a start that a lack of memory has caused; None for any other.
+    """Describe in one line an error at start-up that too little memory has caused; None for any other error.
 
     Args:
-        error: As a library raised it.
+        error: The error that a library raised.
     """
     text = str(error)
     if not isinstance(error, MemoryError) and not (
@@ -37,8 +37,8 @@ def explain_shortage(error: BaseException) -> str | None:
     limit = _address_space()
     where = "" if limit is None else f"; its address space is limited to {_mib(limit)}, raise it (ulimit -v)"
     return (
-        f"there is not enough memory to start ({text or type(error).__name__}): torch alone takes up to 4 GiB of "
-        f"address space, of which some 600 MiB are used{where}"
+        f"there is not enough memory to start ({text or type(error).__name__}): torch alone reserves up to 4 GiB of "
+        f"address space and uses about 600 MiB of memory{where}"
     )
 
 

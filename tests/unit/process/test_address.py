@@ -1,4 +1,4 @@
-"""Addresses of engines and the secret of TCP: what is taken, and what is said about the rest."""
+"""Addresses of engines and the secret for TCP: which are accepted, and what errors say about the others."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def test_what_is_no_address_is_shown_what_one_is(text):
 
 
 def test_a_long_path_names_both_lengths():
-    with pytest.raises(ConfigError, match="108 bytes, but a Unix socket's has at most 107"):
+    with pytest.raises(ConfigError, match="108 bytes, but the path of a Unix socket has at most 107"):
         EngineAddress.parse("unix:/" + "é" * 53 + "x")
 
 

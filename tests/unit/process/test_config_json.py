@@ -1,4 +1,4 @@
-"""A configuration survives the way to another process, and nonsense does not."""
+"""A configuration sent to another process arrives unchanged; invalid JSON is refused."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""A handler in a thread of its own: records in order, as they were, and a count of those it was too slow for."""
+"""A handler in its own thread gets unchanged records in order, and a count of those that were dropped."""
 
 import logging
 import threading
@@ -10,7 +10,7 @@ from rustvllm.process.output.handler_thread import HandlerThread
 
 
 class Slow(logging.Handler):
-    """Waits before each record until it may go on."""
+    """A handler that waits before each record until the test lets it continue."""
 
     def __init__(self) -> None:
         super().__init__()

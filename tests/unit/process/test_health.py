@@ -1,4 +1,4 @@
-"""How an engine in a thread is: its step's age counts while there is work and nothing is done."""
+"""The health of an engine in a thread: its step's age grows while it has requests and finishes no step."""
 
 from rustvllm.process import health as engine_health
 from rustvllm.process.health import EngineHealth, StepWatch

@@ -1,4 +1,4 @@
-"""Lines go to a descriptor in order; a reader that is slow or gone costs lines, and the log has their number."""
+"""Lines arrive in order; if the reader is slow or gone, lines are dropped and the log says how many."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ from rustvllm.process.output.output_queue import LIMIT_BYTES, PIECE_OVERHEAD_BYT
 
 
 class Pipe:
-    """A pipe and the queue at its end."""
+    """A pipe with a queue that writes to it."""
 
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
@@ -19,7 +19,7 @@ class Pipe:
         self.queue = OutputQueue(self.writer, lambda message: f"notice: {message}\n")
 
     def fill(self) -> int:
-        """Bytes that make it full."""
+        """Fill the pipe; returns the bytes that this took."""
         count = 0
         try:
             while True:
@@ -28,7 +28,7 @@ class Pipe:
             return count
 
     def read(self, end: bytes) -> bytes:
-        """What comes up to these bytes."""
+        """Read from the pipe until these bytes come; returns everything read."""
         text = b""
         while not text.endswith(end):
             text += os.read(self.reader, 1 << 16)

@@ -1,4 +1,4 @@
-"""Waiting for a thread is not over because the process was stopped meanwhile."""
+"""Waiting for a thread does not time out because the process was stopped meanwhile."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What is written about requests, steps and answers is read by its user alone, whatever the umask."""
+"""Only the owner can read files about requests, whatever the umask is."""
 
 import os
 import stat

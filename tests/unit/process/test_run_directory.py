@@ -1,4 +1,4 @@
-"""The directory of a server's sockets: a new one with a short path, or an error that says where it was tried."""
+"""The directory of a server's sockets: a new one with a short path, or an error that names the places tried."""
 
 import tempfile
 
@@ -25,6 +25,6 @@ def test_places_that_will_not_do_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(run_directory, "_USUAL_PLACES", ("/nowhere/at/all", "/dev/null"))
     with pytest.raises(ConfigError, match="set TMPDIR") as caught:
         choose_run_directory()
-    for words in ("and may have 107", "/nowhere/at/all: not a directory", "/dev/null: not a directory"):
+    for words in ("at most 107 work", "/nowhere/at/all: not a directory", "/dev/null: not a directory"):
         assert words in str(caught.value)
     assert list(long.iterdir()) == []

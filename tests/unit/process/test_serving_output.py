@@ -1,4 +1,4 @@
-"""What a serving process prints and logs: all of it where it is read, no waiting and no failure where it is not."""
+"""The output of a serving process: complete if it is read; no waiting and no failure if it is not."""
 
 import json
 import os
@@ -61,7 +61,7 @@ warnings.showwarning(UserWarning("warned"), UserWarning, "x", 1)
 
 
 def test_a_pipe_that_is_full_holds_up_neither_work_nor_the_end():
-    """Also what native code writes, to the descriptor itself."""
+    """This includes what native code writes to the descriptor itself."""
     reader, writer = os.pipe()
     code = """
 import ctypes
@@ -101,7 +101,7 @@ logger.warning("kept")
 
 
 def test_handlers_of_a_configuration_hold_up_nothing(tmp_path):
-    """A named pipe that is opened and not read, and a file that gets everything."""
+    """One handler writes to a named pipe that is opened but not read, another to a file, which gets everything."""
     fifo, log, config = tmp_path / "fifo", tmp_path / "log", tmp_path / "logging.json"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)

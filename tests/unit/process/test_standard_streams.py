@@ -1,4 +1,4 @@
-"""A process that was started without standard input, output or errors has them all the same."""
+"""A process that was started without standard input, output or error opens ``/dev/null`` in their place."""
 
 import os
 import subprocess

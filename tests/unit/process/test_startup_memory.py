@@ -1,4 +1,4 @@
-"""A start without enough memory: one line that says so."""
+"""A start without enough memory prints one line that says so."""
 
 import os
 import resource

@@ -1,1 +1,1 @@
-"""Output of a serving process, which never waits for a reader and never fails without one."""
+"""The output of a serving process: writing never waits for a reader, and never fails if the reader is gone."""

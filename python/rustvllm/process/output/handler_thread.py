@@ -1,7 +1,7 @@
-""":class:`HandlerThread`: a logging handler that runs in a thread of its own.
+""":class:`HandlerThread`: runs a logging handler in a thread of its own.
 
-For the handlers of a user's configuration in a serving process. A file on a disk that hangs, a pipe that is full, a
-collector that does not answer: the process that logs goes on.
+Serving processes do this for the handlers of a user's logging configuration, so that a disk that hangs, a full pipe or
+a collector that does not answer cannot hold up the process.
 """
 
 import copy
@@ -13,14 +13,14 @@ import time
 from rustvllm.process.output.output_queue import describe_dropped
 
 MAX_WAITING = 4096
-"""Records that may wait for a handler."""
+"""Most records that wait for a handler; further ones are dropped."""
 
 
 class HandlerThread(logging.Handler):
-    """Stands in for ``handler``, which gets the records in order.
+    """Takes the place of ``handler`` and passes the records on to it, in order.
 
     Args:
-        handler: Does the work, with its own filters and formatter.
+        handler: The handler that does the work, with its own filters and formatter.
     """
 
     def __init__(self, handler: logging.Handler) -> None:
@@ -31,7 +31,7 @@ class HandlerThread(logging.Handler):
         threading.Thread(target=self._run, name="rustvllm-log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand a record over, or count it as dropped."""
+        """Queue a record for the thread, or count it as dropped if the queue is full."""
         own = copy.copy(record)  # filters change records, and other handlers format this one at the same time
         own.msg, own.args = record.getMessage(), None
         try:
@@ -43,7 +43,7 @@ class HandlerThread(logging.Handler):
             self._num_dropped += 1
 
     def drain(self, seconds: float) -> bool:
-        """Wait until the handler has written everything so far, at most so long; whether it has."""
+        """Wait at most ``seconds`` until the handler has written everything so far; returns whether it has."""
         deadline = time.monotonic() + seconds
         written = threading.Event()
         try:
@@ -60,7 +60,7 @@ class HandlerThread(logging.Handler):
                 item.set()
                 continue
             self._handle(item)
-            if self._num_dropped and self._records.empty():  # it is as fast as the log again
+            if self._num_dropped and self._records.empty():  # the handler has caught up with the log
                 self.acquire()
                 num_dropped, self._num_dropped = self._num_dropped, 0
                 self.release()
@@ -69,7 +69,7 @@ class HandlerThread(logging.Handler):
     def _handle(self, record: logging.LogRecord) -> None:
         try:
             self.handler.handle(record)
-        except Exception:  # noqa: BLE001 -- a handler of the user's; the next record may fare better
+        except Exception:  # noqa: BLE001 -- the user's handler may raise anything; the next record may work
             self.handler.handleError(record)
 
 

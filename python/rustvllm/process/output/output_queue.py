@@ -1,7 +1,7 @@
-""":class:`OutputQueue`: writes to a descriptor for callers who can neither wait for its reader nor fail with it.
+""":class:`OutputQueue`: writes to a descriptor without ever making the caller wait or fail.
 
-A line goes to a pipe at once while there is room. Otherwise it waits in memory for a thread, up to a number of bytes;
-what does not fit, or cannot be written, is dropped and counted, and a later line says how many were.
+While a pipe has room, a line is written at once. Otherwise it waits in memory for a thread to write it, up to
+``LIMIT_BYTES``. Lines that do not fit, or cannot be written, are dropped and counted; a later line reports how many.
 """
 
 import contextlib
@@ -13,18 +13,19 @@ from collections import deque
 from collections.abc import Callable
 
 LIMIT_BYTES = 1 << 20
-"""What may wait. A single piece may be larger when nothing else waits."""
+"""Most bytes that wait in memory. A single piece may be larger if nothing else waits."""
 PIECE_OVERHEAD_BYTES = 128
 """Approximate memory of a waiting piece in addition to its text."""
 _NOT_READ = "they were not read as fast as they were written"
 
 
 class OutputQueue:
-    """Everything that a process writes to one file, in order, from any thread and any signal handler.
+    """Writes everything that a process prints to one file, in order, from any thread or signal handler.
 
     Args:
-        descriptor: Where to write. A pipe is opened anew, so that writes of native code do not wait for its reader.
-        notice: Makes a line, with its end, of a message about dropped lines.
+        descriptor: Where to write. A pipe is opened again without blocking, so that native code that writes to the
+            descriptor does not wait for the reader either.
+        notice: Turns a message about dropped lines into a line of the log, including its line break.
     """
 
     def __init__(self, descriptor: int, notice: Callable[[str], str]) -> None:
@@ -32,7 +33,7 @@ class OutputQueue:
         self._notice = notice
         self._never_waits = _stop_waiting(descriptor)
         self._pieces: deque[tuple[bytes, int]] = deque()
-        """Text, and how many lines are lost without it."""
+        """The waiting pieces: text, and the number of lines that are lost if it is dropped."""
         self._waiting_bytes = 0
         self._num_dropped = 0
         self._why_dropped = ""
@@ -42,7 +43,7 @@ class OutputQueue:
         threading.Thread(target=self._run, name="rustvllm-output", daemon=True).start()
 
     def put(self, text: bytes) -> None:
-        """Write ``text`` as soon as it can be."""
+        """Write ``text``: at once if possible, else from the thread."""
         with self._changed:
             piece = (text, _count_lines(text))
             if self._pieces and self._waiting_bytes + len(text) + PIECE_OVERHEAD_BYTES > LIMIT_BYTES:
@@ -59,7 +60,7 @@ class OutputQueue:
             self._changed.notify_all()
 
     def drain(self, seconds: float) -> bool:
-        """Wait until nothing waits any more, at most so long; whether that is so."""
+        """Wait at most ``seconds`` until everything is written; returns whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._pieces, seconds)
 
@@ -70,14 +71,14 @@ class OutputQueue:
                 if self._why_dropped != _NOT_READ:
                     self._put_notice_first()
                 piece = self._pieces[0]
-            rest = self._write(piece)  # without the lock: it may take as long as it likes
+            rest = self._write(piece)  # without the lock, because it may block
             with self._changed:
                 self._pieces.popleft()
                 self._waiting_bytes -= len(piece[0]) + PIECE_OVERHEAD_BYTES
                 if rest is not None:
                     self._pieces.appendleft(rest)
                     self._waiting_bytes += len(rest[0]) + PIECE_OVERHEAD_BYTES
-                elif not self._pieces and self._why_dropped == _NOT_READ:  # the reader is back: tell what it missed
+                elif not self._pieces and self._why_dropped == _NOT_READ:  # the reader is back: report what it missed
                     self._pieces.append((b"", 0))
                     self._waiting_bytes += PIECE_OVERHEAD_BYTES
                     self._put_notice_first()
@@ -86,7 +87,7 @@ class OutputQueue:
                 self._wait_for_room()
 
     def _write(self, piece: tuple[bytes, int]) -> tuple[bytes, int] | None:
-        """Write a piece; what is left of it when the reader has to read first."""
+        """Write a piece; returns what is left of it if the pipe is full, else None."""
         text, num_lines = piece
         if self._is_cut:
             text = b"\n" + text
@@ -118,7 +119,7 @@ class OutputQueue:
         self._why_dropped = why
 
     def _after_notice(self, piece: tuple[bytes, int]) -> tuple[bytes, int]:
-        """The piece, preceded by a line about what was dropped before it, if anything was."""
+        """The piece, preceded by a line that reports what was dropped before it, if anything was."""
         if not self._num_dropped:
             return piece
         text, num_lines = piece
@@ -129,7 +130,7 @@ class OutputQueue:
 
 
 def describe_dropped(num_lines: int, why: str) -> str:
-    """What a log says in the place of lines that it lacks."""
+    """The message that a log shows in place of dropped lines."""
     if num_lines == 1:
         return f"1 log line was dropped: {why}"
     return f"{num_lines} log lines were dropped: {why}"
@@ -140,11 +141,11 @@ def _count_lines(text: bytes) -> int:
 
 
 def _stop_waiting(descriptor: int) -> bool:
-    """Have writes to a pipe fail when it is full; whether they do.
+    """Make writes to a full pipe fail instead of waiting; returns whether they do now.
 
-    The pipe is opened a second time for that: flags of the first opening are shared with other processes.
+    The pipe is opened a second time for this, because other processes share the flags of the first opening.
     """
-    with contextlib.suppress(OSError):  # it belongs to another user, or /proc is not mounted
+    with contextlib.suppress(OSError):  # the pipe belongs to another user, or /proc is not mounted
         if not os.get_blocking(descriptor):
             return True
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):

@@ -1,7 +1,7 @@
-"""What a serving process writes: it never waits for a reader and never fails without one.
+"""Standard output, standard error and logging of a serving process: never wait for a reader, never fail without one.
 
-The processes of a server (launcher, API, engine) call :func:`begin` first thing. Programs that use the package, and the
-other commands, write plainly.
+The processes of a server (launcher, API, engine) call :func:`begin` before anything else. Other commands, and programs
+that use the package, write to their streams directly.
 """
 
 import atexit
@@ -20,14 +20,14 @@ from rustvllm.process.output.output_queue import OutputQueue
 from rustvllm.process.output.standard_streams import open_missing
 
 DRAIN_SECONDS = 0.3
-"""How long a process that ends may still write; within ``HARD_STOP_SECONDS`` of an API process."""
+"""How long a process may still write while it ends; must be less than ``HARD_STOP_SECONDS`` of an API process."""
 
 _queues: list[OutputQueue] = []
 _handlers: list[HandlerThread] = []
 
 
 class _Raw(io.RawIOBase):
-    """The end of a text stream that writes to a queue."""
+    """The raw layer below a text stream; writes to a queue."""
 
     def __init__(self, queue: OutputQueue, descriptor: int, name: str) -> None:
         self._queue = queue
@@ -50,7 +50,7 @@ class _Raw(io.RawIOBase):
 
 
 def begin() -> None:
-    """From now on nothing that this process prints or logs can hold it up or make it fail; once is enough."""
+    """Redirect what this process prints and logs, so that it can neither block nor fail. A second call does nothing."""
     open_missing()
     if _queues:
         return
@@ -59,7 +59,7 @@ def begin() -> None:
         with contextlib.suppress(OSError, ValueError):
             getattr(sys, name).flush()
     error = OutputQueue(2, _notice)
-    # One queue for one file, so that its lines stay in order.
+    # One queue if both are the same file, so that its lines stay in order.
     out = error if _is_same_file(1, 2) else OutputQueue(1, _notice)
     _queues.extend({out, error})
     sys.stdout, sys.stderr = _stream(out, 1, "<stdout>"), _stream(error, 2, "<stderr>")
@@ -71,7 +71,7 @@ def begin() -> None:
 
 
 def detach_handlers() -> None:
-    """Run every logging handler that a configuration has made in a thread of its own."""
+    """Move every handler of the user's logging configuration to a thread of its own."""
     for logger in _all_loggers():
         for index, handler in enumerate(logger.handlers):
             if not _is_ours(handler):
@@ -79,25 +79,25 @@ def detach_handlers() -> None:
 
 
 def drain() -> None:
-    """Wait a moment for what was printed and logged to be written."""
+    """Wait at most ``DRAIN_SECONDS`` until everything printed and logged is written."""
     deadline = time.monotonic() + DRAIN_SECONDS
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(ValueError):  # it is closed
-            stream.flush()  # a line without an end
+        with contextlib.suppress(ValueError):  # the stream is closed
+            stream.flush()  # the text after the last line break
     waiting: list[HandlerThread | OutputQueue] = [*_handlers, *_queues]
-    for index, each in enumerate(waiting):  # one that has stalled leaves the others their share
+    for index, each in enumerate(waiting):  # each gets its share of the time, even if an earlier one has stalled
         each.drain(max(0.0, deadline - time.monotonic()) / (len(waiting) - index))
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End the process at once, but for a moment to write what it has said."""
+    """Write what was printed and logged, then end the process without further clean-up."""
     drain()
     os._exit(exit_code)
 
 
 def _stream(queue: OutputQueue, descriptor: int, name: str) -> io.TextIOWrapper:
     raw = _Raw(queue, descriptor, name)
-    # Without a buffer between them: its lock is not reentrant, and a signal handler may print.
+    # No buffer in between: its lock is not reentrant, and a signal handler may print.
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
@@ -114,14 +114,14 @@ def _detached(handler: logging.Handler) -> HandlerThread:
     for each in _handlers:
         if each.handler is handler:
             return each
-    # At the end of the program logging waits for a handler's lock; drain() waits a moment only.
+    # At exit, logging.shutdown would wait for a handler's lock without a limit; drain() has one.
     atexit.unregister(logging.shutdown)
     _handlers.append(HandlerThread(handler))
     return _handlers[-1]
 
 
 def _is_ours(handler: logging.Handler) -> bool:
-    """Whether it cannot wait: it writes to the queue, or nothing."""
+    """Whether a handler never blocks: it writes to one of the queues, or nowhere."""
     if isinstance(handler, HandlerThread | logging.NullHandler):
         return True
     return isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.stderr)

@@ -1,7 +1,7 @@
-"""Descriptors 0, 1 and 2 of a process: those that it was started without, and output that cannot be written.
+"""Standard input, output and error of a process that was started without them, or cannot write to them.
 
-``<&-`` or a bare supervisor starts a process without some of them. A socket or pipe that takes such a number is
-overwritten by the next child process, which expects its streams there.
+``<&-`` in a shell, or a minimal supervisor, can start a process without descriptors 0, 1 or 2. A socket or pipe would
+then get such a number, and the next child process would take it for its standard stream.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def open_missing() -> None:
-    """Put ``/dev/null`` where a standard descriptor is closed; call it before anything else opens one."""
+    """Open ``/dev/null`` as each standard descriptor that is closed. Call it before anything else opens a file."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest free number is taken first
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -24,23 +24,23 @@ def open_missing() -> None:
 
 
 def replace_unwritable() -> None:
-    """Have standard output write ``?`` for characters that its encoding lacks, as it may in another locale than UTF-8.
+    """Make standard output write ``?`` for characters that its encoding lacks; locales without UTF-8 lack many.
 
-    Standard error escapes them by itself.
+    Standard error needs no change: Python escapes such characters there.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="replace")
 
 
 def discard_output() -> None:
-    """Write what is left for standard output, and what is still printed, to nowhere: nothing can be written there."""
+    """Discard what standard output still has to write, and all later output, after a write to it has failed."""
     with contextlib.suppress(OSError, ValueError):  # it has no descriptor, as in a notebook
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End the process at once, with what it has printed written and nothing else waited for."""
+    """Flush standard output and standard error, then end the process without further clean-up."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nothing reads it, or it is closed
+        with contextlib.suppress(OSError, ValueError):  # its reader is gone, or it is closed
             stream.flush()
     os._exit(exit_code)
