@@ -1,1 +1,1 @@
-"""Text to tokens and back, and chat templates: everything between what people write and what a model reads."""
+"""Tokenizers and chat templates: everything between the text that people write and the tokens that a model reads."""

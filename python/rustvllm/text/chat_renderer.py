@@ -1,8 +1,8 @@
-""":class:`ChatRenderer`: a chat template and the processes that render it, which wait for the next conversation.
+""":class:`ChatRenderer`: renders a chat template in child processes, which stay for the next conversation.
 
-A model's template comes from anywhere, as a request's does, and has the same limits: whatever it does, it does in a
-process of its own (:mod:`rustvllm.text.template_worker`). What goes over a limit gets an error here, and slows nothing
-else down. The plain template is this program's own and is rendered in place.
+A template that comes with a model is not trusted more than one in a request. Both have the same limits and run in a
+process of their own (:mod:`rustvllm.text.template_worker`). A template that exceeds a limit gives an error and delays
+no other request. The plain template is part of this program and is rendered in this process.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from rustvllm.text.chat_template import PLAIN_CHAT_TEMPLATE, render_chat
 from rustvllm.text.template_worker import CPU_SECONDS, FACTS, LENGTH_BYTES, MAX_TEXT_CHARS, MEMORY_BYTES, TEXT
 
 LONG_ORDER_BYTES = 32 << 10
-"""Longer conversations have a process of their own, so that short ones need not wait for them."""
+"""Longer orders go to a second process, so that short ones do not wait for them."""
 ONCE_AT_A_TIME = 2
-"""Templates that come with requests: so many are rendered at a time."""
+"""Number of templates from requests that are rendered at the same time."""
 _ATTEMPTS = 2
-"""Processes that an order may see end after they have begun with it."""
+"""An order fails after this many processes have ended while they were serving it."""
 _MOST_ENDS = 8
-"""Processes that it may see end in all: others' orders end them, too."""
+"""An order fails after this many processes have ended in all: other orders can end them, too."""
 WALL_SECONDS = 20.0
-"""For an order, on a machine that is busy otherwise; the processor time is what ends a loop."""
+"""Time limit of an order on a busy machine. An endless loop ends earlier, by the limit on processor time."""
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "TZ")
-_NO_END = "it did not come to its end"
+_NO_END = "it did not finish"
 _MAX_ANSWER_BYTES = 1 + 4 * MAX_TEXT_CHARS  # a character has four bytes at most
 
 _slots: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
@@ -43,21 +43,21 @@ class ChatRenderer:
     """Renders one template, for one event loop or for callers that block.
 
     Attributes:
-        template: Its source.
+        template: Source of the template.
         walks_through_parts: Whether the template expects the content of a message as a list of parts.
     """
 
     def __init__(self, template: str, tokens: Mapping[str, Any], owner: str) -> None:
-        """Look at the template; blocks until that is done.
+        """Start a process and compile the template there; blocks until that is done.
 
         Args:
-            template: Its source.
-            tokens: The special tokens that it may name.
-            owner: Whose it is, for messages.
+            template: Source of the template.
+            tokens: The special tokens that the template may use, by name.
+            owner: What errors name as the template's origin.
 
         Raises:
-            InvalidRequestError: It is not valid, or goes over the limits.
-            OSError: There is no process to render it in.
+            InvalidRequestError: The template is not valid, or exceeds the limits.
+            OSError: No process can be started to render it.
         """
         self.template = template
         self._tokens = dict(tokens)
@@ -71,38 +71,41 @@ class ChatRenderer:
                 raise InvalidRequestError(f"{owner}: {error}", error.param) from None
 
     def prepare(self, messages: Any, options: Mapping[str, Any]) -> str | bytes:
-        """The prompt text, or the order for it: what of the work takes long for a long conversation.
+        """Prepare a conversation for :meth:`render`. A long one takes long, so call this off the event loop.
 
         Args:
-            messages: As :func:`~rustvllm.text.chat_template.render_chat` takes them.
-            options: Its other arguments.
+            messages: See :func:`~rustvllm.text.chat_template.render_chat`.
+            options: The other arguments of that function.
+
+        Returns:
+            The order for the process that renders; for the plain template, the prompt text.
 
         Raises:
-            InvalidRequestError: As that function does.
+            InvalidRequestError: See that function; only for the plain template.
         """
         if self._is_plain:
             return render_chat(_Tokens(self._tokens), messages, chat_template=self.template, **options)
         return render_order(self._tokens, messages, options)
 
     async def render(self, prepared: str | bytes) -> str:
-        """The prompt text of what :meth:`prepare` returned.
+        """Render what :meth:`prepare` returned; returns the prompt text.
 
         Raises:
-            InvalidRequestError: As for :func:`~rustvllm.text.chat_template.render_chat`, or for a limit.
-            OSError: There is no process to render it in.
+            InvalidRequestError: See :func:`~rustvllm.text.chat_template.render_chat`; or a limit was exceeded.
+            OSError: No process can be started, or the processes end before they answer.
         """
         if isinstance(prepared, str):
             return prepared
         return read_text(await self._lane(prepared).ask(prepared))
 
     def render_blocking(self, prepared: str | bytes) -> str:
-        """The same without an event loop."""
+        """Render like :meth:`render`, but block instead of using the event loop."""
         if isinstance(prepared, str):
             return prepared
         return read_text(self._lane(prepared).ask_blocking(prepared))
 
     def close(self) -> None:
-        """End the processes."""
+        """End the child processes."""
         self._short.close()
         self._long.close()
 
@@ -111,7 +114,7 @@ class ChatRenderer:
 
 
 class _Lane:
-    """A process that is started when it is needed, and again when it has ended."""
+    """A process that is started when it is needed, and started again if it has ended."""
 
     def __init__(self, template: str) -> None:
         self._template = template
@@ -120,7 +123,7 @@ class _Lane:
         self._starting: asyncio.Task[TemplateLink] | None = None
 
     def start(self) -> bool:
-        """Start the process; blocks. Whether the template walks through parts."""
+        """Start the process; blocks. Returns whether the template walks through parts."""
         process = TemplateProcess()
         try:
             answer = read_probe(process.ask(probe_order(self._template)))
@@ -131,7 +134,12 @@ class _Lane:
         return answer
 
     async def ask(self, order: bytes) -> bytes:
-        """The answer to an order; from another process if the one that has it ends, and not because of the order."""
+        """Send an order and return the answer. If the process ends without exceeding a limit, try another one.
+
+        Raises:
+            InvalidRequestError: The order exceeded its time.
+            OSError: Too many processes ended.
+        """
         attempts = 0
         for _ in range(_MOST_ENDS):
             link = self._link
@@ -158,7 +166,7 @@ class _Lane:
             self._starting = None
 
     def ask_blocking(self, order: bytes) -> bytes:
-        """The same without an event loop."""
+        """Send an order and return the answer, like :meth:`ask`, but block instead of using the event loop."""
         for _ in range(_ATTEMPTS):
             if self._process is None or not self._process.is_alive:
                 self.start()
@@ -170,7 +178,7 @@ class _Lane:
         raise OSError("the processes for chat templates end before they answer")
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, if there is one."""
         if self._link is not None:
             self._link.close()
         if self._process is not None:
@@ -180,17 +188,20 @@ class _Lane:
 async def render_once(
     template: str, tokens: Mapping[str, Any], build: Callable[[bool], Any], options: Mapping[str, Any]
 ) -> str:
-    """The prompt text of a template that is used once, in a process that is used once.
+    """Render a template that came with a request, in a process for this request alone.
 
     Args:
-        template: Its source.
-        tokens: The special tokens that it may name.
-        build: Makes the messages, given whether the template walks through their parts.
-        options: As for :meth:`ChatRenderer.prepare`.
+        template: Source of the template.
+        tokens: The special tokens that the template may use, by name.
+        build: Makes the messages; its argument is whether the template walks through their parts.
+        options: See :meth:`ChatRenderer.prepare`.
+
+    Returns:
+        The prompt text.
 
     Raises:
-        InvalidRequestError: As for :class:`ChatRenderer`.
-        OSError: There is no process to render it in.
+        InvalidRequestError: The template is not valid, refuses the messages, fails on them, or exceeds a limit.
+        OSError: No process can be started, or it ends before it answers.
     """
     loop = asyncio.get_running_loop()
     for other in [each for each in _slots if each.is_closed()]:
@@ -212,17 +223,17 @@ async def render_once(
 
 
 class _Tokens:
-    """Stands for the tokenizer, of which a template sees the special tokens alone."""
+    """Stands in for the tokenizer: a template sees only its special tokens."""
 
     def __init__(self, tokens: Mapping[str, Any]) -> None:
         self.special_tokens_map = tokens
 
 
 class ProcessEndedError(Exception):
-    """The process is gone, and no limit was the reason.
+    """The process has ended, but not because of a time limit.
 
     Attributes:
-        was_served: It had begun with this order: the order may be the reason.
+        was_served: Whether the process was serving this order, which may then be the cause.
     """
 
     def __init__(self, *, was_served: bool) -> None:
@@ -231,13 +242,13 @@ class ProcessEndedError(Exception):
 
 
 class TemplateProcess:
-    """One process; it serves one order after the other, and its object's end is its end."""
+    """One process that serves one order after the other. It ends when this object is collected."""
 
     def __init__(self) -> None:
-        """Start it; it takes orders at once and answers when it has loaded what it needs.
+        """Start the process. It accepts orders at once and answers when its imports are done.
 
         Raises:
-            OSError: It cannot be started.
+            OSError: The process cannot be started.
         """
         self._channel, theirs = socket.socketpair()
         self._channel.settimeout(WALL_SECONDS)
@@ -248,30 +259,30 @@ class TemplateProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
-                start_new_session=True,  # a Ctrl-C of the terminal is for the server
+                start_new_session=True,  # Ctrl-C in the terminal must reach the server only
             )
         self._end = weakref.finalize(self, _end, self._process, self._channel)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process still runs and accepts orders."""
         return bool(self._end.alive) and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process id."""
         return int(self._process.pid)
 
     def close(self) -> None:
-        """End it. Idempotent; may wait some milliseconds until its memory is gone."""
+        """Kill the process. Idempotent; may wait a few milliseconds until its memory is released."""
         self._end()
 
     def ask(self, order: bytes) -> bytes:
-        """The answer to an order; blocks. Without one the process is ended.
+        """Send an order and return the answer; blocks. If there is no answer, kill the process.
 
         Raises:
-            InvalidRequestError: The order takes too long.
-            ProcessEndedError: The process is gone.
+            InvalidRequestError: The order took too long.
+            ProcessEndedError: The process has ended.
         """
         try:
             self._channel.sendall(framed(order))
@@ -282,14 +293,14 @@ class TemplateProcess:
             raise self.end_because(timed_out=isinstance(error, TimeoutError), was_served=True) from None
 
     async def connect(self) -> "TemplateLink":
-        """The process for the running event loop; it is not to be asked otherwise from then on."""
+        """Hand the process over to the running event loop; from then on, use only the returned link."""
         _, link = await asyncio.get_running_loop().create_connection(
             lambda: TemplateLink(self), sock=self._channel.dup()
         )
         return link
 
     def read_rest(self) -> bytes:
-        """The bytes that it sent before it ended and that were not read yet; does not wait."""
+        """Read what the process sent before it ended and what is still unread; does not wait."""
         read = bytearray()
         with contextlib.suppress(OSError):  # nothing more, or the socket is closed
             self._channel.setblocking(False)
@@ -298,7 +309,12 @@ class TemplateProcess:
         return bytes(read)
 
     def end_because(self, *, timed_out: bool, was_served: bool) -> InvalidRequestError | ProcessEndedError:
-        """End it, and what that means for an order it has not answered."""
+        """Kill the process and return the error for an order that it has not answered.
+
+        Args:
+            timed_out: Whether the order took longer than ``WALL_SECONDS``.
+            was_served: Whether the process was serving this order.
+        """
         self.close()
         if was_served and (timed_out or self._process.returncode == -signal.SIGPROF):
             return _too_much(_NO_END)
@@ -306,7 +322,7 @@ class TemplateProcess:
 
 
 class TemplateLink(asyncio.Protocol):
-    """Orders on their way to a process and its answers, which come in the same order."""
+    """Sends orders to a process; its answers arrive in the same order."""
 
     def __init__(self, process: TemplateProcess) -> None:
         self._process = process
@@ -314,16 +330,21 @@ class TemplateLink(asyncio.Protocol):
         self._received = bytearray()
         self._timer: asyncio.TimerHandle | None = None
         self._timed_out = False
-        self._has_stopped = False  # the process said that it serves no order after the last one
+        self._has_stopped = False  # the process has announced that it serves no further order
         self.is_open = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called by the event loop; uvloop's transports are not asyncio's by class."""
+        """Called by the event loop. The signature differs because uvloop's transports do not subclass asyncio's."""
         self._transport = transport
         self.is_open = True
 
     async def ask(self, order: bytes) -> bytes:
-        """The answer to an order; raises as :meth:`TemplateProcess.ask` does."""
+        """Send an order and return the answer.
+
+        Raises:
+            InvalidRequestError: The order took too long.
+            ProcessEndedError: The process has ended.
+        """
         if not self.is_open:
             raise ProcessEndedError(was_served=False)
         loop = asyncio.get_running_loop()
@@ -335,7 +356,7 @@ class TemplateLink(asyncio.Protocol):
         return await answer
 
     def close(self) -> None:
-        """End the process."""
+        """Kill the process and close the connection to it."""
         self._process.close()
         self._transport.abort()
 
@@ -356,10 +377,10 @@ class TemplateLink(asyncio.Protocol):
             self._answered(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- asyncio's
-        """Called by the event loop: the process has ended, most likely over its first order."""
+        """Called by the event loop when the process has ended, most likely because of the first waiting order."""
         self.is_open = False
         if not self._timed_out:
-            # An order that could not be sent any more closes the transport, although answers may wait to be read.
+            # A failed send closes the transport, although answers may still be waiting to be read.
             self.data_received(self._process.read_rest())
         if self._timer is not None:
             self._timer.cancel()
@@ -375,7 +396,7 @@ class TemplateLink(asyncio.Protocol):
         if answer.startswith(FACTS) and json.loads(answer.removeprefix(FACTS)).get("ends"):
             self._has_stopped, self.is_open = True, False
         first = self._waiting.popleft()
-        if not first.done():  # else its request was given up
+        if not first.done():  # else its request was cancelled
             first.set_result(answer)
         if self._timer is not None:
             self._timer.cancel()
@@ -390,35 +411,35 @@ class TemplateLink(asyncio.Protocol):
 
 
 def framed(order: bytes) -> bytes:
-    """An order with its length before it."""
+    """Prefix an order with its length."""
     return len(order).to_bytes(LENGTH_BYTES, "big") + order
 
 
 def probe_order(template: str) -> bytes:
-    """Asks what a template is like, which the orders after this one use."""
+    """Make the order that sets the template for later orders and asks about its properties."""
     return json.dumps({"template": template, "probe": True}).encode()
 
 
 def render_order(tokens: Mapping[str, Any], messages: Any, options: Mapping[str, Any]) -> bytes:
-    """Asks for a text: of the template's special tokens, messages, and other variables."""
+    """Make the order that renders special tokens, messages and other variables with the template."""
     order = {"tokens": tokens, "messages": messages, "options": options}
     return json.dumps(order, default=_as_json).encode()
 
 
 def read_probe(answer: bytes) -> bool:
-    """Whether the template walks through the parts of messages.
+    """Read the answer to a probe: whether the template walks through the parts of messages.
 
     Raises:
-        InvalidRequestError: The template is not valid, or goes over the limits.
+        InvalidRequestError: The template is not valid, or exceeds the limits.
     """
     return bool(_read_facts(answer, "chat_template")["walks_through_parts"])
 
 
 def read_text(answer: bytes) -> str:
-    """The text.
+    """Read the answer to an order to render: the prompt text.
 
     Raises:
-        InvalidRequestError: As for :func:`~rustvllm.text.chat_template.render_chat`, or for a limit.
+        InvalidRequestError: See :func:`~rustvllm.text.chat_template.render_chat`; or a limit was exceeded.
     """
     if answer.startswith(TEXT):
         return answer[len(TEXT) :].decode(errors="surrogatepass")
@@ -441,7 +462,7 @@ def _read_all(received: bytes, size: int) -> bytes:
 
 
 def _as_json(value: Any) -> Any:
-    """What a template gets for a value that JSON does not have."""
+    """Replace a value that JSON cannot hold: a mapping by a dict, another object by the name of its type."""
     return dict(value) if isinstance(value, Mapping) else f"<{type(value).__name__}>"
 
 

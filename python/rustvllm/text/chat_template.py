@@ -1,8 +1,8 @@
-"""Chat messages to prompt text: renders a model's Jinja chat template in a sandbox.
+"""Chat messages to prompt text: renders a Jinja chat template in a sandbox.
 
-Templates come with models, and models come from anywhere: rendering happens in jinja2's immutable sandbox, with the few
-helpers that templates of the field expect and nothing else. What a template is given is rebuilt from plain JSON values,
-so it never holds an object with methods worth reaching for.
+Templates come with models and cannot be trusted. They are rendered in jinja2's immutable sandbox, with only the helpers
+that models' templates commonly use. All values are rebuilt from plain JSON types first, so that a template never gets
+an object with methods that it could misuse.
 """
 
 import datetime
@@ -31,7 +31,7 @@ PLAIN_CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{ 'assistant:' }}{%- endif -%}"
     "{%- endif -%}"
 )
-"""For a model that has no template: one user message is its text alone, several are lines of ``role: text``."""
+"""For models without a template: a single user message becomes its text, several messages lines of ``role: text``."""
 
 _RESERVED_VARIABLES = frozenset(
     {
@@ -46,8 +46,8 @@ _RESERVED_VARIABLES = frozenset(
     }
 )
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# Appended to the last message's text to find where it ends in the rendered text; the trailing space shows whether the
-# template trims. Private-use characters, so that no message holds it by accident.
+# Appended to the last message to find where it ends in the rendered text. The trailing space shows whether the template
+# trims. The characters are from the private-use area, so that no message contains them by accident.
 _END_MARK = "\ue0f0\ue0f1\ue0f0 "
 
 
@@ -76,7 +76,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # jinja2's own filter escapes for HTML, which would put < where the model was trained on "<".
+    # jinja2's own filter escapes for HTML: it would write \u003c where the model was trained on "<".
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -88,15 +88,15 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 @functools.lru_cache(maxsize=64)
 def walks_through_parts(source: str) -> bool:
-    """Whether a template has a loop over a message's ``content``, so that it expects a list of parts there (cached).
+    """Whether a template loops over a message's ``content``, so that it expects a list of parts there (cached).
 
-    Only what can be seen in its text counts: a loop over ``….content``, ``…['content']``, or a variable that was set to
-    such a thing or is called ``content``.
+    This looks at the source only: at loops over ``….content``, over ``…['content']``, and over a variable that is
+    called ``content`` or was set to one of these.
     """
     try:
         tree = _environment().parse(source)
     except (jinja2.TemplateError, RecursionError):
-        return False  # compile_chat_template has the message
+        return False  # compile_chat_template reports the error
     names = {"content"}
 
     def is_content(node: jinja2.nodes.Node | None) -> bool:
@@ -148,21 +148,21 @@ def render_chat(
     documents: Sequence[Mapping[str, Any]] | None = None,
     **kwargs: Any,
 ) -> str:
-    """The prompt text of a conversation.
+    """Render a conversation; returns the prompt text.
 
     Args:
-        tokenizer: Has the template (``chat_template``) and the special tokens that templates name (``bos_token`` …).
-        messages: Objects with ``role`` and ``content``; whatever else they hold reaches the template too.
-        add_generation_prompt: End with the words that open the assistant's turn.
-        continue_final_message: Leave the last message open, so that the model goes on with it.
-        chat_template: Template text to use instead of the tokenizer's; without either the plain one is used.
+        tokenizer: Has the template (``chat_template``) and the special tokens that templates use (``bos_token`` …).
+        messages: Objects with ``role`` and ``content``. Their other fields reach the template too.
+        add_generation_prompt: End the prompt with the text that opens the assistant's turn.
+        continue_final_message: Leave the last message open, so that the model continues it.
+        chat_template: Template to use instead of the tokenizer's; if there is neither, the plain template is used.
         tools: JSON schemas of functions, for templates that list them.
-        documents: Texts for templates of retrieval models.
+        documents: Texts for the templates of retrieval models.
         **kwargs: Further variables for the template.
 
     Raises:
-        InvalidRequestError: The template refused the messages or failed on them, or the arguments contradict each
-            other.
+        InvalidRequestError: The template is not valid, refuses the messages or fails on them, or the arguments
+            contradict each other.
     """
     if add_generation_prompt and continue_final_message:
         raise InvalidRequestError(
@@ -188,7 +188,7 @@ def render_chat(
     except jinja2.TemplateError as exc:
         raise InvalidRequestError(f"The chat template refused the messages: {exc}", "messages") from exc
     except Exception as exc:
-        # A template is a program over the client's data: whatever it trips on is a fault of the two, not of the server.
+        # A template is a program that runs on the client's data, so its failure is an error of the request.
         raise InvalidRequestError(
             f"The chat template failed on the messages: {type(exc).__name__}: {exc}", "messages"
         ) from exc
@@ -196,10 +196,10 @@ def render_chat(
 
 
 def check_template_variables(variables: Mapping[str, Any]) -> None:
-    """Refuse variables from a request that :func:`render_chat` sets itself.
+    """Refuse variables of a request that :func:`render_chat` sets itself.
 
     Raises:
-        InvalidRequestError: Names them.
+        InvalidRequestError: There are such variables; the message names them.
     """
     if reserved := sorted(_RESERVED_VARIABLES & variables.keys()):
         raise InvalidRequestError(
@@ -209,7 +209,7 @@ def check_template_variables(variables: Mapping[str, Any]) -> None:
 
 
 def special_tokens(tokenizer: Any) -> dict[str, Any]:
-    """The special tokens of a tokenizer by the names that templates use; what it does not have is left out."""
+    """The special tokens that a tokenizer has, by the names that templates use."""
     tokens = {name: getattr(tokenizer, name, None) for name in _SPECIAL_TOKENS}
     tokens.update(getattr(tokenizer, "special_tokens_map", None) or {})
     return {name: token for name, token in tokens.items() if isinstance(token, str | list)}
@@ -240,11 +240,11 @@ def _cut_at_mark(rendered: str) -> str:
         )
     if rendered.startswith(_END_MARK, end):
         return rendered[:end]
-    return rendered[:end].rstrip()  # the template trims messages; so would it have trimmed this one
+    return rendered[:end].rstrip()  # the template trims messages, so trim this one like it would have
 
 
 def _plain(value: Any) -> Any:
-    """``value`` rebuilt from dicts, lists and JSON scalars; anything else becomes its type's name."""
+    """Rebuild a value from dicts, lists and JSON scalars; replace any other object by the name of its type."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):

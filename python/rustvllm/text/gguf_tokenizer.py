@@ -1,9 +1,9 @@
-"""The tokenizer inside a GGUF file, as the ``tokenizer.json`` and ``tokenizer_config.json`` that say the same.
+"""Converts the tokenizer in a GGUF file to an equivalent ``tokenizer.json`` and ``tokenizer_config.json``.
 
-Two kinds are read. ``llama`` is SentencePiece's BPE: pieces with scores, from which the merges follow. ``gpt2`` is BPE
-over bytes: pieces and merges are stored, and ``tokenizer.ggml.pre`` names how text is cut before, which is nowhere else
-in the file. Another kind, or another way to cut, is refused by name: a tokenizer that is nearly right gives text that
-is nearly right.
+Two kinds are supported. ``llama`` is SentencePiece's BPE: the file stores pieces with scores, and the merges follow
+from these. ``gpt2`` is byte-level BPE: the file stores pieces and merges, and only names its pre-tokenizer, in
+``tokenizer.ggml.pre``. Other kinds and unknown pre-tokenizers are refused by name, because an almost correct tokenizer
+would silently give wrong token ids.
 """
 
 import json
@@ -15,10 +15,10 @@ from rustvllm.exceptions import ModelLoadError
 
 _PREFIX: Final = "tokenizer.ggml"
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-"""Types of tokens that are found in text before anything else is."""
+"""Token types that become added tokens, which a tokenizer looks for in a text before it does anything else."""
 _SPACE: Final = "\u2581"
 _TAKES_NO_SPACE: Final = ("<unk>", "<s>", "<|endoftext|>")
-"""Of Phi-3's special tokens those behind which white space stays; the others take it, which no key says."""
+"""Phi-3's special tokens that keep the white space after them. All others swallow it, which no key of the file says."""
 _CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3: Final = (
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -37,22 +37,22 @@ def _split(regex: str) -> dict[str, Any]:
 
 _DIGITS: Final = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _OWN_CUT]}
 _CUTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    # tokenizer.ggml.pre -> how text is cut
+    # tokenizer.ggml.pre -> the pre-tokenizer of tokenizer.json
     "gpt-2": _OWN_CUT,
     "llama-bpe": _split(_LLAMA3),
     "qwen2": _split(_QWEN2),
     "deepseek-r1-qwen": _split(_QWEN2),
     "smollm": _DIGITS,
 }
-_INSTEAD: Final = "give the original model's with --tokenizer"
+_INSTEAD: Final = "pass the original model's tokenizer with --tokenizer"
 _SPECIAL: Final = ("bos", "eos", "pad", "mask", "sep", "cls")
 
 
 def tokenizer_json(file: GgufFile) -> bytes:
-    """The content of a ``tokenizer.json``.
+    """Make the content of a ``tokenizer.json``.
 
     Raises:
-        ModelLoadError: There is no tokenizer, it is of a kind that is not read, or its parts do not fit.
+        ModelLoadError: The file has no tokenizer, its kind is not supported, or its parts contradict each other.
     """
     kind = file.text(f"{_PREFIX}.model", "")
     make = {"llama": _sentencepiece, "gpt2": _byte_level}.get(kind)
@@ -82,7 +82,7 @@ def tokenizer_json(file: GgufFile) -> bytes:
 
 
 def tokenizer_config(file: GgufFile) -> dict[str, Any]:
-    """What a ``tokenizer_config.json`` would say: special tokens, and which of them go around a text."""
+    """Make a ``tokenizer_config.json``: the special tokens, and which of them are added around a text."""
     tokens = file.items(f"{_PREFIX}.tokens", str)
     config: dict[str, Any] = {}
     for name in (*_SPECIAL, "unk"):
@@ -135,9 +135,10 @@ def _sentencepiece(
 def _merges(
     tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], vocabulary: Mapping[str, int]
 ) -> list[tuple[str, str]]:
-    """Every way to put a piece together of two, those of the best piece first: what the scores mean.
+    """List the pairs of pieces that merge to a piece, best score first; SentencePiece's scores imply this order.
 
-    Where pieces score alike the longer left part comes first, as in transformers' converter; runs of spaces do.
+    If scores are equal, as those of runs of spaces are, the pair with the longer left part comes first, as in
+    transformers' converter.
     """
     is_piece = [kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED) for kind in types]
     found: list[tuple[tuple[float, int, int, int], tuple[str, str]]] = []
@@ -159,13 +160,13 @@ def _byte_level(
     del tokens, types
     pre = file.text(f"{_PREFIX}.pre", "")
     if pre not in _CUTS:
-        what = f"the pre-tokenizer {pre!r:.80}" if pre else "no tokenizer.ggml.pre, so how it cuts text is not known"
+        what = f"the pre-tokenizer {pre!r:.80}" if pre else "no tokenizer.ggml.pre, which names its pre-tokenizer"
         raise ModelLoadError(f"{file.path} has {what}; supported: {', '.join(_CUTS)}; {_INSTEAD}")
     merges = [merge.split(" ") for merge in file.items(f"{_PREFIX}.merges", str)]
     for merge in merges:
         if len(merge) != 2 or any(piece not in vocabulary for piece in (*merge, "".join(merge))):
             raise ModelLoadError(
-                f"{file.path}: the merge {' '.join(merge)!r:.80} is not of two tokens to a third: {_INSTEAD}"
+                f"{file.path}: the merge {' '.join(merge)!r:.80} does not make a token out of two tokens: {_INSTEAD}"
             )
     return {
         "normalizer": {"type": "NFC"} if "qwen" in pre else None,

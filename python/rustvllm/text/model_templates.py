@@ -1,4 +1,4 @@
-"""``ModelTemplates``: the chat templates that a model comes with, one for all conversations or several by name."""
+"""``ModelTemplates``: the chat templates that a model comes with: a default, and perhaps one for tools."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ _DEFAULT: Final = "default"
 _TOOL_USE: Final = "tool_use"
 _FILE: Final = "chat_template.jinja"
 _MORE_FILES: Final = "additional_chat_templates"
-"""Folder in which transformers saves the templates that are not the default one, a file for each name."""
+"""Folder in which transformers saves templates other than the default one, one file per name."""
 _GGUF_KEY: Final = "tokenizer.chat_template"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTemplates:
-    """Jinja sources.
+    """The Jinja sources of a model's chat templates.
 
     Attributes:
-        default: For every conversation; None: the model has none.
-        tool_use: For conversations with tools; None: the default one.
+        default: Template for all conversations; None if the model has none.
+        tool_use: Template for conversations with tools; None: they use the default one.
     """
 
     default: str | None = None
@@ -34,11 +34,11 @@ class ModelTemplates:
 
     @classmethod
     def of_folder(cls, folder: Path, config: Mapping[str, Any]) -> "ModelTemplates":
-        """Those of a model's folder: files of their own win over ``tokenizer_config.json``, as in transformers.
+        """Read the templates of a model's folder. As in transformers, ``.jinja`` files win over the JSON files.
 
         Args:
-            folder: Of the model.
-            config: Its ``tokenizer_config.json``, parsed.
+            folder: The model's folder.
+            config: The parsed ``tokenizer_config.json``.
 
         Raises:
             ModelLoadError: A file cannot be read.
@@ -65,16 +65,18 @@ class ModelTemplates:
             return cls._choose({name: text for name, text in template.items() if isinstance(text, str)}, where)
         if template is not None and not isinstance(template, str):
             logger.warning(
-                "%s: chat_template must be a text, or texts by name; ignoring %s", where, type(template).__name__
+                "%s: ignoring chat_template, which must be a string or named strings, not %s",
+                where,
+                type(template).__name__,
             )
         return cls(template) if isinstance(template, str) else cls()
 
     @classmethod
     def of_gguf(cls, file: GgufFile) -> "ModelTemplates":
-        """Those in a GGUF file.
+        """Read the templates in a GGUF file.
 
         Raises:
-            ModelLoadError: One is not a text.
+            ModelLoadError: A template is not a string.
         """
         default = file.text(_GGUF_KEY, "") or None
         return cls(default, file.text(f"{_GGUF_KEY}.{_TOOL_USE}", "") or None)
@@ -96,7 +98,7 @@ NO_TEMPLATES: Final = ModelTemplates()
 
 
 def _files(folder: Path) -> dict[str, str]:
-    """The templates that are files of their own, by name."""
+    """Read the templates that are ``.jinja`` files, by name."""
     paths = {_DEFAULT: folder / _FILE, _TOOL_USE: folder / _MORE_FILES / f"{_TOOL_USE}.jinja"}
     named = {}
     for name, path in paths.items():

@@ -1,4 +1,4 @@
-"""An answer that a caller expects, as token ids: where the real one follows it, these are its drafts."""
+"""Predictions: the answer that a caller expects, as token ids, which the engine uses as drafts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PARAM = "prediction"
 
 @contextmanager
 def _refused_as_prediction() -> Iterator[None]:
-    """Blame the prediction for a text that the tokenizer refuses, which takes texts for prompts."""
+    """Make errors of the tokenizer, which blame the prompt, blame the prediction."""
     try:
         yield
     except InvalidRequestError as error:
@@ -28,13 +28,13 @@ def _refused_as_prediction() -> Iterator[None]:
 
 
 class PredictionReader:
-    """Makes token ids of predictions.
+    """Checks predictions and turns them into token ids.
 
     Args:
-        tokenizer: Of the model; None: predictions must be token ids.
-        vocab_size: Ids that the model has.
-        max_model_len: Most tokens of a prediction: no answer is longer.
-        max_token_chars: Characters of the longest token; 0: not known.
+        tokenizer: The model's tokenizer; None: predictions must be token ids.
+        vocab_size: Number of token ids of the model.
+        max_model_len: Most tokens of a prediction, because no answer can be longer.
+        max_token_chars: Characters of the longest token; 0 if it is unknown.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int, max_token_chars: int) -> None:
@@ -43,13 +43,14 @@ class PredictionReader:
         self._max_chars = max_model_len * max_token_chars
 
     def read(self, given: object) -> _core.TokenIds | None:
-        """The ids of a prediction; None where there is none.
+        """Return the token ids of a prediction; None without a prediction or for an empty text.
 
         Args:
             given: Text, token ids or None.
 
         Raises:
-            InvalidRequestError: It is neither, is longer than any answer, or has ids that the model does not have.
+            InvalidRequestError: The prediction has another type, is longer than any answer, or has token ids that the
+                model lacks.
         """
         if given is None or given == "":
             return None
@@ -60,10 +61,10 @@ class PredictionReader:
         return self._checked(ids)
 
     async def read_off_loop(self, given: object) -> _core.TokenIds | None:
-        """The same on an event loop, which a long text does not hold up.
+        """Do the same as :meth:`read`, but tokenise a long text in another thread than the event loop's.
 
         Raises:
-            InvalidRequestError: As :meth:`read` does.
+            InvalidRequestError: See :meth:`read`.
             QueueFullError: Too much text waits to be tokenised.
         """
         if not isinstance(given, str) or len(given) <= _OFF_LOOP_CHARS:
@@ -73,7 +74,7 @@ class PredictionReader:
         return self._checked(ids)
 
     def _text_tokenizer(self, text: str) -> Tokenizer:
-        """The tokenizer for a text that may be tokenised."""
+        """Return the tokenizer, after checking that there is one and that the text is not too long."""
         if self._tokenizer is None:
             raise InvalidRequestError(
                 "there is no tokenizer (skip_tokenizer_init): give the prediction as token ids", _PARAM
@@ -101,7 +102,7 @@ class PredictionReader:
             ) from None
 
     def _checked(self, ids: _core.TokenIds) -> _core.TokenIds:
-        """The ids of a text."""
+        """Check the ids that the tokenizer returned."""
         if len(ids) > self._max_tokens:
             raise self._too_long(len(ids))
         if (largest := ids.largest()) >= self._vocab_size:

@@ -1,10 +1,11 @@
-"""The process that renders chat templates for another one: ``python -m rustvllm.text.template_worker``.
+"""The process in which chat templates are rendered: ``python -m rustvllm.text.template_worker``.
 
-A template is a program. The sandbox keeps it away from everything but its messages; what it cannot do is bound a loop
-or a text that doubles itself. So the process has little memory, no file to write and nothing of its parent's
-environment, and each order little processor time: when that is over, the kernel ends the process.
+A template is a program. The sandbox gives it access to nothing but its variables, but cannot limit a loop or a string
+that keeps doubling. So this process has little memory, cannot write to files, and inherits almost no environment
+variables. Each order has little processor time; after that, the kernel ends the process.
 
-Orders come and answers go through the socket that is its standard input, each with its length in four bytes before it.
+Orders and answers pass through the socket that is the process's standard input. Each is preceded by its length in four
+bytes.
 """
 
 import json
@@ -20,38 +21,38 @@ from rustvllm.exceptions import InvalidRequestError
 from rustvllm.text.chat_template import compile_chat_template, render_chat, walks_through_parts
 
 CPU_SECONDS = 2
-"""Of one order."""
+"""Processor time that one order may take."""
 MEMORY_BYTES = 256 << 20
-"""Beyond what the interpreter takes."""
+"""Address space in addition to what the interpreter has when it starts to serve."""
 MAX_TEXT_CHARS = 16 << 20
 LENGTH_BYTES = 4
 TEXT, FACTS = b"t", b"j"
-"""What an answer begins with: a text in UTF-8 follows, or a JSON object."""
+"""First byte of an answer: UTF-8 text follows, or a JSON object."""
 _MAX_MESSAGE_CHARS = 2000
 
 
 class TemplateWorker:
     """Serves orders, which are JSON objects.
 
-    ``template`` is for this order and those that follow. ``probe`` asks what the template is like; otherwise
-    ``messages``, ``tokens`` and ``options`` are rendered with it.
+    ``template`` sets the template for this order and later ones. An order with ``probe`` asks about the template's
+    properties; any other order has ``messages``, ``tokens`` and ``options`` to render.
     """
 
     def __init__(self) -> None:
         self._template = ""
 
         self.is_well = True
-        """Unless there was too little memory: what is left then may be in pieces."""
+        """False after memory ran out, when the interpreter's state cannot be trusted any more."""
 
     def serve(self, order: bytes) -> bytes:
-        """The answer to an order."""
+        """Execute an order and return the answer."""
         try:
             return self._answer(json.loads(order))
         except InvalidRequestError as error:
             if "MemoryError" not in str(error):
                 return _facts(message=str(error)[:_MAX_MESSAGE_CHARS], param=error.param)
         except RecursionError:
-            return _facts(limit="it, or what it is given, is nested too deeply")
+            return _facts(limit="it, or its input, is nested too deeply")
         except MemoryError:
             pass
         self.is_well = False
@@ -75,20 +76,20 @@ class TemplateWorker:
 
 
 def main() -> None:
-    """Serve the orders that come, up to the end of the socket."""
+    """Serve orders until the other end closes the socket."""
     channel = socket.socket(fileno=os.dup(0))
     _limit()
     worker = TemplateWorker()
     while worker.is_well and (head := _receive(channel, LENGTH_BYTES)):
         order = _receive(channel, int.from_bytes(head, "big"))
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal, which nothing here handles, ends the process
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF has no handler here, so it ends the process
         answer = worker.serve(order)
         signal.setitimer(signal.ITIMER_PROF, 0)
         channel.sendall(len(answer).to_bytes(LENGTH_BYTES, "big") + answer)
 
 
 def _receive(channel: socket.socket, size: int) -> bytes:
-    """``size`` bytes; none at the end."""
+    """Read ``size`` bytes; empty if the socket ends before."""
     received = bytearray(size)
     view, at = memoryview(received), 0
     while at < size:
@@ -104,7 +105,7 @@ def _facts(**facts: Any) -> bytes:
 
 
 def _limit() -> None:
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 -- pathlib need not be loaded for it
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 -- avoids an import of pathlib
         pages = int(file.read().split()[0])
     memory = pages * resource.getpagesize() + MEMORY_BYTES
     for what, limit in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
@@ -114,6 +115,6 @@ def _limit() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (OSError, MemoryError):  # the parent is gone, or an order that does not even fit
+    except (OSError, MemoryError):  # the parent has ended, or an order does not even fit into memory
         os._exit(1)
     os._exit(0)

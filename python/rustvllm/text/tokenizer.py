@@ -1,7 +1,7 @@
-"""The tokenizer of a model: the Rust core's, with the settings of ``tokenizer_config.json``.
+"""The tokenizer of a model: the Rust core's tokenizer with the settings of ``tokenizer_config.json``.
 
-Neither transformers nor torch is imported: a model without ``tokenizer.json`` has its files converted in another
-process (:mod:`rustvllm.text.tokenizer_json`).
+This imports neither transformers nor torch. If a model lacks ``tokenizer.json``, another process converts its older
+files (:mod:`rustvllm.text.tokenizer_json`).
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from rustvllm.text.tokenizer_json import load_tokenizer_json, read_object
 from rustvllm.text.tokenizer_pool import TokenizerPool
 
 TokenIds = _core.TokenIds
-"""Token ids as an array: what entry points make of long lists."""
+"""An array of token ids, which entry points use instead of long lists."""
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -25,12 +25,12 @@ class Tokenizer:
     """Text to token ids and back.
 
     Attributes:
-        core: The Rust tokenizer, for an output processor.
-        chat_template: Jinja source of the model's chat template; None when it has none.
-        tool_template: Of the one for conversations with tools; None when it has none of its own.
-        special_tokens_map: Special tokens by name (``bos_token`` …), as text.
-        bos_token_id: Id of the beginning-of-sequence token; None without one.
-        eos_token_id: Id of the end-of-sequence token; None without one.
+        core: The Rust tokenizer; the output processor needs it.
+        chat_template: Jinja source of the model's chat template; None if the model has none.
+        tool_template: Jinja source of the template for conversations with tools; None: they use ``chat_template``.
+        special_tokens_map: The text of the special tokens, by name (``bos_token`` …).
+        bos_token_id: Id of the beginning-of-sequence token; None if there is none.
+        eos_token_id: Id of the end-of-sequence token; None if there is none.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Tokenizer:
         config: dict[str, Any] | None = None,
         templates: ModelTemplates = NO_TEMPLATES,
     ) -> None:
-        """Put a core tokenizer, a parsed ``tokenizer_config.json`` and chat templates together."""
+        """Combine a core tokenizer, a parsed ``tokenizer_config.json`` and chat templates."""
         config = config or {}
         self.core = core
         self._pool: TokenizerPool | None = None  # made for the first long text
@@ -47,17 +47,17 @@ class Tokenizer:
         self.special_tokens_map = _special_tokens(config)
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_id = self._id_of("eos_token")
-        # transformers replaces the post-processor of tokenizer.json as soon as the configuration names one of these.
+        # If the configuration sets one of these, transformers replaces the post-processor of tokenizer.json.
         self._own_affixes = any(isinstance(config.get(name), bool) for name in ("add_bos_token", "add_eos_token"))
         self._prefix = [self.bos_token_id] if config.get("add_bos_token") and self.bos_token_id is not None else []
         self._suffix = [self.eos_token_id] if config.get("add_eos_token") and self.eos_token_id is not None else []
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Read the tokenizer of a model folder, or the one inside a GGUF file.
+        """Read the tokenizer of a model folder or a GGUF file.
 
         Raises:
-            ModelLoadError: There is none, or it cannot be read.
+            ModelLoadError: There is no tokenizer, or it cannot be read.
         """
         if is_gguf(folder):
             file = GgufFile(folder)
@@ -67,14 +67,14 @@ class Tokenizer:
         return cls(core, config, ModelTemplates.of_folder(folder, config))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``.
+        """Turn text into token ids.
 
         Args:
             text: Any valid Unicode.
-            add_special_tokens: Put the beginning-of-sequence token and the like where the model expects them.
+            add_special_tokens: Add the special tokens that the model expects around a text.
 
         Raises:
-            InvalidRequestError: ``text`` holds lone surrogates.
+            InvalidRequestError: ``text`` contains lone surrogates.
         """
         is_plain = not add_special_tokens or self._own_affixes
         try:
@@ -84,7 +84,7 @@ class Tokenizer:
         return [*self._prefix, *ids, *self._suffix] if is_plain and add_special_tokens else ids
 
     def encode_ids(self, text: str, add_special_tokens: bool = True) -> _core.TokenIds:
-        """The same as :meth:`encode` without a list, for a prompt on its way to the engine."""
+        """Turn text into an array of token ids, like :meth:`encode` but without making a list."""
         if self._own_affixes:
             return _core.TokenIds(self.encode(text, add_special_tokens))
         try:
@@ -93,10 +93,10 @@ class Tokenizer:
             raise InvalidRequestError(str(error), "prompt") from None
 
     async def encode_off_loop(self, text: str, add_special_tokens: bool = True) -> _core.TokenIds:
-        """The same for a long text, in a thread of the core, while the event loop goes on.
+        """Turn a long text into token ids in a thread of the core, while the event loop continues.
 
         Raises:
-            InvalidRequestError: ``text`` holds lone surrogates.
+            InvalidRequestError: ``text`` contains lone surrogates.
             QueueFullError: Too much text waits to be tokenised.
             RuntimeError: Another event loop is waiting for this tokenizer.
         """
@@ -110,29 +110,29 @@ class Tokenizer:
         return _core.TokenIds([*self._prefix, *ids, *self._suffix])
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        """``{"input_ids": …}``, as transformers' tokenizers answer."""
+        """Return ``{"input_ids": …}``, like the tokenizers of transformers."""
         return {"input_ids": self.encode(text, add_special_tokens)}
 
     def decode(self, token_ids: Sequence[int] | _core.TokenIds, skip_special_tokens: bool = True) -> str:
-        """Text of ``token_ids``."""
+        """Turn token ids into text."""
         ids = token_ids if isinstance(token_ids, _core.TokenIds) else list(token_ids)
         return self.core.decode(ids, skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to a text, which need not be whole characters; special tokens as they are written."""
+        """The bytes that a token adds to a text, perhaps part of a character; for a special token, its own text."""
         return self.core.token_bytes(token_id)
 
     def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str | None]:
-        """The vocabulary's entry for each id; None for ids it does not have."""
+        """The vocabulary's entry for each id; None for unknown ids."""
         return [self.core.id_to_token(token_id) for token_id in token_ids]
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
-        """The id of a vocabulary entry; None when there is no such entry."""
+        """The id of a vocabulary entry; None if there is no such entry."""
         return self.core.token_to_id(token)
 
     @property
     def vocab_size(self) -> int:
-        """Entries with the added tokens."""
+        """Number of entries in the vocabulary, including added tokens."""
         return self.core.vocab_size
 
     def __len__(self) -> int:
@@ -150,7 +150,7 @@ class Tokenizer:
 
     @property
     def unk_token(self) -> str | None:
-        """The token for what the vocabulary does not have."""
+        """The token that stands for text which the vocabulary cannot express."""
         return self.special_tokens_map.get("unk_token")
 
     @property
@@ -164,7 +164,7 @@ class Tokenizer:
 
 
 def read_chat_templates(place: Path) -> ModelTemplates:
-    """The chat templates of a model folder or a GGUF file.
+    """Read the chat templates of a model folder or a GGUF file.
 
     Raises:
         ModelLoadError: A file cannot be read.
@@ -175,10 +175,10 @@ def read_chat_templates(place: Path) -> ModelTemplates:
 
 
 def read_core_tokenizer(place: Path) -> _core.Tokenizer:
-    """The tokenizer of a model folder or a GGUF file, without its chat template and generation settings.
+    """Read only the core tokenizer of a model folder or a GGUF file, without ``tokenizer_config.json`` and templates.
 
     Raises:
-        ModelLoadError: There is none, or it cannot be read.
+        ModelLoadError: There is no tokenizer, or it cannot be read.
     """
     if not is_gguf(place):
         return load_tokenizer_json(place, lambda path: _core.Tokenizer.from_file(str(path)))
@@ -190,7 +190,7 @@ def read_core_tokenizer(place: Path) -> _core.Tokenizer:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Special tokens that are set: each is written as a string, or as an object with its string in ``content``."""
+    """Read the special tokens: each is a string, or an object with the string in ``content``."""
     tokens = {}
     for name in SPECIAL_TOKEN_NAMES:
         value = config.get(name)
@@ -202,7 +202,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def max_token_chars(tokenizer: Tokenizer | None) -> int:
-    """Characters of the longest entry of the vocabulary, which is gone through for it; 0 without a tokenizer."""
+    """Length in characters of the vocabulary's longest entry, found by reading all entries; 0 without a tokenizer."""
     if tokenizer is None:
         return 0
     return max((len(token or "") for token in tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size))), default=0)

@@ -1,8 +1,8 @@
 """Converts an older tokenizer: ``python -m rustvllm.text.tokenizer_converter FOLDER CLASS TARGET SECONDS``.
 
-Started by :mod:`rustvllm.text.tokenizer_json` alone. It imports transformers, writes a file to ``TARGET``, and
-says on its last line of output how it went, as a JSON object: ``{"ok": true}`` or ``{"error": …}``. It ends after
-``SECONDS`` whatever happens, so that nothing is left of it when its parent has gone.
+Only :mod:`rustvllm.text.tokenizer_json` starts this program. It imports transformers and writes the result to
+``TARGET``. The last line of its output is the outcome, a JSON object: ``{"ok": true}`` or ``{"error": …}``. It ends
+about ``SECONDS`` after its start in any case, even if its parent has ended.
 """
 
 import json
@@ -13,17 +13,17 @@ from pathlib import Path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Convert.
+    """Run the conversion that the arguments describe.
 
     Returns:
-        The exit code: 0 when ``TARGET`` is written, else 1.
+        The exit code: 0 if ``TARGET`` was written, else 1.
     """
     folder, class_name, target, seconds = sys.argv[1:] if argv is None else argv
-    signal.alarm(int(float(seconds)) + 1)  # ends the process, which has no handler for it
+    signal.alarm(int(float(seconds)) + 1)  # SIGALRM has no handler here, so it ends the process
     try:
         text = convert(folder, class_name)
         Path(target).write_text(text, encoding="utf-8")
-    except Exception as error:  # noqa: BLE001 -- said to the parent
+    except Exception as error:  # noqa: BLE001 -- reported to the parent
         _say(error=f"{type(error).__name__}: {error}")
         return 1
     _say(ok=True)
@@ -31,15 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def convert(folder: str, class_name: str) -> str:
-    """The content of a ``tokenizer.json``.
+    """Convert a tokenizer; returns the content of a ``tokenizer.json``.
 
     Args:
-        folder: Holds the files that the class reads.
-        class_name: A tokenizer class of transformers; its fast form is taken where there are two.
+        folder: Folder with the files that the class reads.
+        class_name: A tokenizer class of transformers; its fast version is used if there are two.
 
     Raises:
-        ValueError: The class is not one of transformers, or has no fast form, or a file that it reads is missing.
-        Exception: Whatever transformers says of the files.
+        ValueError: transformers has no such class, the class has no fast version, or a file that it reads is missing.
+        Exception: transformers cannot read the files.
     """
     import transformers
 
@@ -57,7 +57,7 @@ def convert(folder: str, class_name: str) -> str:
             f"{class_name} has no fast version; classes that have one include GPT2Tokenizer, LlamaTokenizer, "
             "Qwen2Tokenizer, GemmaTokenizer and BertTokenizer"
         )
-    # Without its files transformers gives a tokenizer that knows no words, and says nothing.
+    # If the files are missing, transformers returns a tokenizer with an empty vocabulary instead of an error.
     wanted = {name for key, name in fast[0].vocab_files_names.items() if key != "tokenizer_file"}
     if missing := sorted(name for name in wanted if not Path(folder, name).is_file()):
         raise ValueError(f"{class_name} needs {', '.join(sorted(wanted))}, but {', '.join(missing)} is missing")

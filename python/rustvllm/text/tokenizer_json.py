@@ -1,7 +1,7 @@
-"""Where a model's ``tokenizer.json`` is: next to its weights, or made once from older files and kept in the cache.
+"""Finds a model's ``tokenizer.json``: next to its weights, or converted once from older files and kept in the cache.
 
-The conversion needs transformers, which imports torch, so it runs in a process of its own
-(``python -m rustvllm.text.tokenizer_converter``) and the result is a file that every later start reads.
+The conversion needs transformers, which imports torch. It therefore runs in a process of its own
+(``python -m rustvllm.text.tokenizer_converter``), and later starts read the resulting file.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ logger = init_logger(__name__)
 T = TypeVar("T")
 
 MAX_FILE_BYTES: Final = 256 << 20
-"""A larger tokenizer file is refused: the largest of the field are a tenth of this."""
+"""Largest tokenizer file that is read; the largest of known models have about a tenth of this."""
 CONVERSION_TIMEOUT: Final = 120.0
-"""Seconds the conversion may take; importing torch is most of them."""
-_LAYOUT: Final = 1  # of what the converter writes; another one makes other cache entries
+"""Seconds that the conversion may take; most of its time is the import of torch."""
+_LAYOUT: Final = 1  # version of the converter's output; a new version makes new cache entries
 _MAX_MESSAGE: Final = 2000
 _VOCABULARIES: Final = ("merges.txt", "tokenizer.model", "vocab.json", "vocab.txt")
 _SETTINGS: Final = ("added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
@@ -41,14 +41,18 @@ _INSTEAD: Final = (
 
 
 def load_tokenizer_json(folder: Path, read: Callable[[Path], T]) -> T:
-    """What ``read`` makes of the ``tokenizer.json`` of a model folder, which is made first where there is none.
+    """Call ``read`` with the ``tokenizer.json`` of a model folder, which is converted first if there is none.
 
     Args:
-        folder: The model's files.
-        read: Takes a path; raises when the file is not a tokenizer.
+        folder: The model's folder.
+        read: Reads a tokenizer from a path; raises if the file is not a tokenizer.
+
+    Returns:
+        What ``read`` returns.
 
     Raises:
-        ModelLoadError: There is no tokenizer, or it cannot be read or converted; names the file and the class.
+        ModelLoadError: There is no tokenizer, or it cannot be read or converted. The message names the file, and the
+            class for a conversion.
     """
     path = folder / "tokenizer.json"
     if path.is_file():
@@ -74,16 +78,16 @@ def load_tokenizer_json(folder: Path, read: Callable[[Path], T]) -> T:
     if cached.is_file():
         try:
             return read(cached)
-        except Exception as error:  # noqa: BLE001 -- a file that was cut or changed is made again
+        except Exception as error:  # noqa: BLE001 -- a file that was truncated or changed is converted again
             logger.warning("the cached tokenizer %s cannot be read; converting it again: %s", cached, error)
     return read(_convert(folder, files, class_name, cached))
 
 
 def check_size(path: Path) -> None:
-    """Refuse a file too large to be a tokenizer's.
+    """Refuse a file that is too large to belong to a tokenizer.
 
     Raises:
-        ModelLoadError: Names the file, its size and the limit.
+        ModelLoadError: The file is larger than ``MAX_FILE_BYTES``.
     """
     size = path.stat().st_size
     if size > MAX_FILE_BYTES:
@@ -91,10 +95,10 @@ def check_size(path: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; ``{}`` when there is no such file.
+    """Read a JSON object from a file; ``{}`` if there is no such file.
 
     Raises:
-        ModelLoadError: It is too large or no JSON object.
+        ModelLoadError: The file is too large, cannot be read, or does not hold a JSON object.
     """
     if not path.is_file():
         return {}
@@ -109,7 +113,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _class_name(folder: Path, files: Sequence[Path]) -> str:
-    """The concrete class of transformers: the one that the model names, else the one that its files belong to."""
+    """The tokenizer class of transformers: the one that the model names, else the one that reads such files."""
     named = read_object(folder / "tokenizer_config.json").get("tokenizer_class")
     generic = (None, "", "PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend")
     if isinstance(named, str) and named not in generic:
@@ -121,7 +125,7 @@ def _class_name(folder: Path, files: Sequence[Path]) -> str:
 
 
 def _cache_directory() -> Path | None:
-    """A folder of this user alone; None where there can be none."""
+    """The folder for converted tokenizers; None if it cannot be used, or if other users can write to it."""
     directory = envs.cache_dir() / "tokenizers"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -138,7 +142,7 @@ def _cache_directory() -> Path | None:
 
 
 def _digest(inputs: Sequence[Path], class_name: str) -> str:
-    """Names a conversion by everything that it depends on."""
+    """Hash everything that the result of a conversion depends on; the name of its cache entry."""
     parts: list[tuple[str, str]] = [("layout", str(_LAYOUT)), ("class", class_name)]
     for package in ("transformers", "tokenizers"):
         try:
@@ -152,7 +156,14 @@ def _digest(inputs: Sequence[Path], class_name: str) -> str:
 
 
 def _convert(folder: Path, files: Sequence[Path], class_name: str, target: Path) -> Path:
-    """Have the files converted in a process of its own and put the result at ``target``, whole or not at all."""
+    """Convert the files in another process and write the result to ``target``, completely or not at all.
+
+    Returns:
+        ``target``.
+
+    Raises:
+        ModelLoadError: The conversion failed or took too long.
+    """
     names = ", ".join(file.name for file in files)
     logger.info("%s has no tokenizer.json: converting %s with transformers' %s", folder, names, class_name)
     failed = f"cannot convert the tokenizer in {folder} ({names}) with transformers' {class_name}"
@@ -167,7 +178,7 @@ def _convert(folder: Path, files: Sequence[Path], class_name: str, target: Path)
             class_name,
             temporary,
         ]
-        # Nothing is fetched: what the model lacks is an error.
+        # Nothing is downloaded: a missing file is an error.
         offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         answer = _run([*command, str(CONVERSION_TIMEOUT)], {**os.environ, **offline}, failed)
         if answer.get("ok") is not True:
@@ -182,7 +193,11 @@ def _convert(folder: Path, files: Sequence[Path], class_name: str, target: Path)
 
 
 def _run(command: Sequence[str], environment: dict[str, str], failed: str) -> dict[str, Any]:
-    """The last line that the converter printed, as an object; its other output goes to the log."""
+    """Run the converter and return the JSON object that it printed last; else an object with the reason as ``error``.
+
+    Raises:
+        ModelLoadError: The converter cannot be started, or took too long.
+    """
     try:
         done = subprocess.run(  # noqa: S603 -- this interpreter, a module of this package, paths as arguments
             command,

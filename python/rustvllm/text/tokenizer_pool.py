@@ -1,7 +1,7 @@
-"""Long texts on their way through ``_core.TokenizerPool``, as coroutines of one event loop.
+"""``TokenizerPool``: lets coroutines wait for the threads of ``_core.TokenizerPool``, which tokenise long texts.
 
-The pool's threads are Rust's and never take the interpreter: the event loop is woken by a descriptor when a text is
-done, and goes on with everything else until then.
+These are Rust threads that never take the GIL. The event loop continues meanwhile; a descriptor wakes it when a text is
+done.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ class TokenizerPool:
     """
 
     def __init__(self, tokenizer: _core.Tokenizer) -> None:
-        """Start no thread yet.
+        """Make the pool; threads start with the first text.
 
         Raises:
             OSError: No descriptor is left.
@@ -28,16 +28,16 @@ class TokenizerPool:
 
     @property
     def num_waiting_bytes(self) -> int:
-        """Bytes of the texts that wait and are worked on."""
+        """Total bytes of the texts that are waiting or being tokenised."""
         return self._core.num_waiting_bytes
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> _core.TokenIds:
-        """Token ids of ``text``; cancelling the wait takes the text out of the pool.
+        """Turn text into token ids. Cancelling the wait removes the text from the pool.
 
         Raises:
             InvalidRequestError: ``text`` is not valid Unicode, or the tokenizer cannot encode it.
             QueueFullError: Too much text waits already.
-            OSError: There is no thread to do it in.
+            OSError: No thread can be started.
             RuntimeError: Another event loop is waiting for this pool.
         """
         loop = asyncio.get_running_loop()
@@ -46,7 +46,7 @@ class TokenizerPool:
         job = self._core.submit(text, add_special_tokens)
         future: asyncio.Future[_core.TokenIds] = loop.create_future()
         if self._loop is not loop:
-            self._waiting.clear()  # those of a loop that was closed over them
+            self._waiting.clear()  # their event loop was closed while they waited
             self._loop = loop
             loop.add_reader(self._core.fd, self._on_done)
         self._waiting[job] = future
@@ -60,7 +60,7 @@ class TokenizerPool:
     def _on_done(self) -> None:
         for job, result in self._core.take():
             future = self._waiting.pop(job, None)
-            if future is None or future.done():  # cancelled in this very turn of the loop
+            if future is None or future.done():  # cancelled in this iteration of the loop
                 continue
             if isinstance(result, Exception):
                 future.set_exception(result)

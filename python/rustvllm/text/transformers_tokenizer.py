@@ -1,4 +1,4 @@
-"""The tokenizer object of transformers, for scripts that ask for it; the engine never uses it."""
+"""The tokenizer object of transformers, for scripts that want it; the engine never uses it."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def load_transformers_tokenizer(model: ModelConfig) -> Any:
     """Load a model's tokenizer with ``transformers.AutoTokenizer``, from the files that the engine reads.
 
     Args:
-        model: Its ``tokenizer_path`` names the folder; ``trust_remote_code`` decides on code in it.
+        model: ``tokenizer_path`` is the folder or GGUF file; ``trust_remote_code`` allows code in the folder to run.
 
     Raises:
         ModelLoadError: transformers cannot read the files.
@@ -34,7 +34,7 @@ def load_transformers_tokenizer(model: ModelConfig) -> Any:
 
 
 def _of_gguf(file: GgufFile) -> Any:
-    """Of the ``tokenizer.json`` that the engine makes of the file, so that both have the same ids."""
+    """Build it from the ``tokenizer.json`` that the engine makes of the file, so that both give the same ids."""
     from tokenizers import Tokenizer  # transformers depends on it
     from transformers import PreTrainedTokenizerFast
 

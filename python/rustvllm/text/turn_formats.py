@@ -1,4 +1,4 @@
-""":class:`TurnFormats`: how a model writes tool calls and thoughts, found from its chat template or said by a flag."""
+""":class:`TurnFormats`: how a model writes tool calls and reasoning, found in its chat template or set by a flag."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ class TurnFormats:
     """The formats of one model.
 
     Attributes:
-        tool_calls: The format of its calls; None: not known.
-        reasoning: The format of its thoughts; None: it has none.
-        call_ids: What ids of calls look like, which its template may ask for: ``random``, ``short`` (9 letters and
+        tool_calls: Format of the model's tool calls; None if it is unknown.
+        reasoning: Format of the model's reasoning; None if it has none.
+        call_ids: Style of the ids of tool calls, on which the template may depend: ``random``, ``short`` (9 letters and
             digits) or ``numbered`` (``functions.name:0``).
-        marker_ids: Markers that are special tokens, which text never is.
-        reasoning_ids: Tokens that begin and end thoughts; None if they are not one token each.
-        reasoning_end_ids: What comes once a budget of thoughts is spent; ends with the token that ends them.
+        marker_ids: Ids of the markers that are special tokens and therefore never appear in decoded text.
+        reasoning_ids: Ids of the tokens that begin and end reasoning; None unless each marker is one token.
+        reasoning_end_ids: Tokens that are forced when the reasoning budget is spent; the last one ends the reasoning.
     """
 
     tool_calls: str | None = None
@@ -38,11 +38,11 @@ class TurnFormats:
     reasoning_end_ids: tuple[int, ...] = ()
 
     def thinking_gate(self, prompt: str, budget: int | None) -> ThinkingGate | None:
-        """The thoughts of an answer to this prompt; None if their markers are not one token each.
+        """Describe the reasoning of an answer to this prompt; None unless each marker is one token.
 
         Args:
-            prompt: Its text.
-            budget: Most tokens of them; None: any number.
+            prompt: Text of the prompt.
+            budget: Most tokens of reasoning; None: no limit.
         """
         if self.reasoning_ids is None:
             return None
@@ -56,11 +56,11 @@ class TurnFormats:
         )
 
     def has_thought(self, prompt: str) -> bool:
-        """Whether this prompt ends with the marker that ends thoughts: the answer has none."""
+        """Whether the prompt ends with the marker that ends reasoning, so that the answer contains none."""
         return self.reasoning is not None and prompt.rstrip().endswith(_core.reasoning_markers(self.reasoning)[1])
 
     def begins_within(self, prompt: str) -> bool:
-        """Whether an answer to this prompt begins within thoughts."""
+        """Whether an answer to this prompt begins within the reasoning."""
         return self.reasoning is not None and _core.begins_within_reasoning(self.reasoning, prompt)
 
 
@@ -71,15 +71,14 @@ def find_turn_formats(
     reasoning_parser: str = AUTO,
     reasoning_end_text: str = "",
 ) -> TurnFormats:
-    """The formats of a model.
+    """Find the formats of a model.
 
     Args:
-        template: Its chat template.
-        tokenizer: Its tokenizer; None: without one nothing is read.
-        tool_call_parser: Name of a format, ``auto`` or ``none``.
-        reasoning_parser: The same for thoughts.
-        reasoning_end_text: What a model is made to say before the marker that ends its thoughts, where a budget ends
-            them.
+        template: The model's chat template.
+        tokenizer: The model's tokenizer; None: no formats, because answers cannot be decoded.
+        tool_call_parser: Name of a format, ``auto`` to find it in the template, or ``none``.
+        reasoning_parser: Likewise for reasoning.
+        reasoning_end_text: Text that is forced before the marker that ends reasoning when the budget is spent.
     """
     if tokenizer is None:
         return TurnFormats()
@@ -104,12 +103,12 @@ def find_turn_formats(
 
 
 def tool_call_formats() -> list[str]:
-    """The names of the formats of calls, without their other names."""
+    """The names of the formats of tool calls, without aliases."""
     return [name for name, _ in _core.tool_call_formats()]
 
 
 def check_tool_call_parser(name: str) -> str:
-    """``name`` if it is a format of calls, ``auto`` or ``none``.
+    """Return ``name`` if it is a format of tool calls, ``auto`` or ``none``.
 
     Raises:
         ConfigError: It is none of these.
@@ -118,7 +117,7 @@ def check_tool_call_parser(name: str) -> str:
 
 
 def check_reasoning_parser(name: str, argument: str = "--reasoning-parser") -> str:
-    """``name`` if it is a format of reasoning, ``auto`` or ``none``.
+    """Return ``name`` if it is a format of reasoning, ``auto`` or ``none``.
 
     Args:
         name: As it was given.
@@ -138,7 +137,7 @@ def _check(name: str, flag: str, formats: list[tuple[str, list[str]]]) -> str:
 
 
 def _special_ids(markers: list[str], tokenizer: Any) -> dict[str, int]:
-    """Those markers that are tokens which are left out of texts."""
+    """The ids of those markers that are special tokens, which decoding leaves out."""
     ids = {marker: tokenizer.convert_tokens_to_ids(marker) for marker in markers}
     return {
         marker: token_id

@@ -1,4 +1,4 @@
-"""Tokenizers out of GGUF files against the ones that the files were made of, line by line."""
+"""Compares tokenizers from GGUF files, line by line, with the ones that the files were made from."""
 
 import json
 import os
@@ -36,7 +36,7 @@ ODD = [
 
 @pytest.fixture(scope="module")
 def lines(shared_dir):
-    """Lines of the corpora, a third of them with odd characters put in, from a fixed seed."""
+    """Lines of the corpora, a third of them with unusual characters inserted, from a fixed seed."""
     rng = random.Random(0)
     texts = [path.read_text(encoding="utf-8") for path in sorted((shared_dir / "data/corpora").rglob("*.txt"))]
     found = [line for text in texts for line in text.splitlines()]

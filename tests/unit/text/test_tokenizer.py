@@ -1,4 +1,4 @@
-"""The tokenizer facade against transformers, and what it makes of every configuration file of a model folder."""
+"""Compares the tokenizer with transformers', and tests how it reads each configuration file of a model folder."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module", params=FOLDERS)
 def pair(request, shared_dir):
-    """The same tokenizer here and in transformers."""
+    """The same tokenizer, as rustvllm's object and as transformers'."""
     import transformers
 
     folder = shared_dir / "data" / request.param
@@ -154,7 +154,7 @@ def test_a_byte_order_mark_is_no_part_of_a_template(folder):
     [
         ({"x": "X", "y": "Y"}, "no chat template is named default (there are: x, y); choose one with --chat-template"),
         ([], "no chat template is named default (there are: none)"),
-        (5, "chat_template must be a text, or texts by name; ignoring int"),
+        (5, "ignoring chat_template, which must be a string or named strings, not int"),
     ],
 )
 def test_a_chat_template_that_cannot_be_used_is_said(folder, caplog, template, says):

@@ -35,7 +35,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def converter(tmp_path, monkeypatch, cache):
-    """What runs instead of the converter: a shell script with ``$3`` folder, ``$4`` class and ``$5`` target."""
+    """Replace the converter by a shell script; ``$3`` is the folder, ``$4`` the class and ``$5`` the target."""
     script, calls = tmp_path / "converter", tmp_path / "calls"
 
     def write(body=f"printf %s '{CONVERTED}' > \"$5\"; echo '{{\"ok\": true}}'"):

@@ -1,4 +1,4 @@
-"""Long texts off the event loop: the same ids, the loop goes on, and nothing is left of what was cancelled."""
+"""Long texts in the pool: the same ids, the event loop continues, and cancelled texts leave nothing behind."""
 
 import asyncio
 

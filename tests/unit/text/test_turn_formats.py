@@ -1,4 +1,4 @@
-"""The formats of calls and thoughts are found from chat templates, and markers that are tokens from the vocabulary."""
+"""Formats of tool calls and reasoning are found in chat templates, and the ids of their markers in the vocabulary."""
 
 import pytest
 
@@ -14,7 +14,7 @@ FOUND = {
 
 
 class Vocabulary:
-    """Some words with ids, of which the first are special."""
+    """A vocabulary of a few words, of which the first are special tokens."""
 
     def __init__(self, *words, num_special=0):
         self.words = words
