@@ -1,9 +1,9 @@
-//! `EngineClient`: one engine in another process, as a front end sees it. Several behind one: `router.rs`.
+//! `EngineClient`: a front end's connection to one engine in another process. `router.rs` combines several.
 //!
-//! Calls from any thread; none waits for the engine but `connect` and `fresh_stats`. What is wrong with a request by the
-//! engine's fixed numbers is an error of the call, in the engine's own words; what depends on its load comes back as
-//! [`ClientOutput::Refused`]. When the connection is lost, every request that has no last output yet gets
-//! [`ClientOutput::Died`] at once, and so does every later one.
+//! Any thread may call it. Only `connect`, `fresh_stats` and `query` wait for the engine. A request that the engine's
+//! fixed limits forbid is an error of the call, with the engine's own message; a request that the engine refuses
+//! because of its load comes back as [`ClientOutput::Refused`]. When the connection is lost, every request without a
+//! last output gets [`ClientOutput::Died`] at once, and so does every later request.
 
 pub(crate) mod delivery;
 mod io_thread;
@@ -37,24 +37,24 @@ use crate::{
     notifier::Notifier,
 };
 
-/// See the module docs. Dropped, it disconnects, and the engine ends what it left running.
+/// See the module docs. Dropping it disconnects, and the engine ends the requests that still run.
 #[derive(Debug)]
 pub struct EngineClient {
     shared: Arc<Shared>,
     commands: mpsc::UnboundedSender<Command>,
     thread: Option<JoinHandle<()>>,
     keys: NewKeys,
-    /// In the keys of the engine's side; the same, unless this is one of several engines of a router.
+    /// The number in the upper bits of keys on the engine's side. It differs from `client_index` only behind a router.
     engine_index: u32,
     facts: EngineFacts,
     max_unsent_bytes: usize,
 }
 
 impl EngineClient {
-    /// Connect and shake hands. Waits for an engine that does not listen yet, until the time is over.
+    /// Connect and shake hands. Until `connect_timeout` has passed, wait for an engine that does not listen yet.
     ///
     /// # Errors
-    /// Why there is no connection.
+    /// There is no connection; says why.
     pub fn connect(endpoint: Endpoint, options: ClientOptions) -> Result<Self, ClientError> {
         Self::connect_into(endpoint, options, Delivery::new()?, None)
     }
@@ -96,7 +96,7 @@ impl EngineClient {
         })
     }
 
-    /// What the engine is.
+    /// What the engine reported about itself in the handshake.
     #[must_use]
     pub fn facts(&self) -> &EngineFacts {
         &self.facts
@@ -108,17 +108,17 @@ impl EngineClient {
         self.keys.client_index
     }
 
-    /// A fresh name for a request.
+    /// A new key for a request.
     #[must_use]
     pub fn new_key(&self) -> RequestKey {
         self.keys.next()
     }
 
-    /// Hand requests in that the engine is to take at once and in this order, all or none: a request and those that fork
-    /// it. The frame is made here, on the caller's thread.
+    /// Submit a request together with the requests that fork it. The engine takes all of them in this order, or none.
+    /// The frame is encoded on the caller's thread.
     ///
     /// # Errors
-    /// What is wrong with one of them, or that the engine has gone; nothing was sent then.
+    /// One of the requests is invalid, or the engine is gone. Nothing was sent then.
     pub fn add_requests(&self, requests: &[NewRequest]) -> Result<(), ClientError> {
         self.check_alive()?;
         let limit = self.facts.max_num_queued_reqs;
@@ -153,42 +153,43 @@ impl EngineClient {
         self.command(Command::Add { frame, requests })
     }
 
-    /// End requests; each gives a last output. Keys of finished and of other clients' requests are ignored.
+    /// Abort requests; each gets a last output. Keys of finished requests and of other clients' requests are ignored.
     pub fn abort_keys(&self, keys: Vec<RequestKey>) {
         let _ = self.command(Command::AbortKeys(keys));
     }
 
-    /// End requests by their ids; unknown and finished ones are ignored.
+    /// Abort requests by their ids; unknown and finished ones are ignored.
     pub fn abort_requests<'a>(&self, request_ids: impl IntoIterator<Item = &'a str>) {
         let _ = self.command(Command::AbortIds(request_ids.into_iter().map(Into::into).collect()));
     }
 
-    /// End requests whose texts have come to a stop string; they count as complete.
+    /// End requests whose text has reached a stop string; they count as complete.
     pub fn stop_keys(&self, keys: Vec<RequestKey>) {
         let _ = self.command(Command::StopKeys(keys));
     }
 
-    /// Say why a request ended whose last output was not settled: by a stop string, or by its length.
+    /// Report why a request ended whose last output left that open: at a stop string, or at its length limit.
     pub fn settle_end(&self, key: RequestKey, found_stop: bool) {
         let _ = self.command(Command::SettleEnd { key, found_stop });
     }
 
-    /// The grammar of a request is compiled: it may run.
+    /// Report that the grammar of a request is compiled, so that the request may run.
     pub fn grammar_ready(&self, key: RequestKey) {
         let _ = self.command(Command::GrammarReady(key));
     }
 
-    /// The grammar of a request cannot be compiled: it ends with an error.
+    /// Report that the grammar of a request cannot be compiled; the request ends with an error.
     pub fn grammar_failed(&self, key: RequestKey) {
         let _ = self.command(Command::GrammarFailed(key));
     }
 
-    /// Take everything that has arrived, oldest first. One thread at a time, or each gets a part.
+    /// Take all outputs that have arrived, oldest first. Call it from one thread at a time; otherwise each thread gets
+    /// only a part.
     pub fn drain_outputs(&self, receive: impl FnMut(ClientOutput)) {
         self.shared.delivery.drain(receive);
     }
 
-    /// Its eventfd is readable while something has arrived.
+    /// The notifier; its eventfd is readable while outputs wait.
     #[must_use]
     pub fn notifier(&self) -> &Notifier {
         &self.shared.delivery.notifier
@@ -200,20 +201,20 @@ impl EngineClient {
         self.shared.last_stats().clone()
     }
 
-    /// The engine's counters now, or after `timeout` the last that are known.
+    /// Ask for the engine's current counters; after `timeout`, return the last known ones.
     #[must_use]
     pub fn fresh_stats(&self, timeout: Duration) -> Counters {
         self.query_stats().recv_timeout(timeout).unwrap_or_else(|_| self.stats())
     }
 
-    /// Ask for the counters. An engine that has gone ends the channel at once.
+    /// Ask for the counters. If the engine is gone, the channel closes at once.
     pub(crate) fn query_stats(&self) -> std_mpsc::Receiver<Counters> {
         let (sender, answer) = std_mpsc::sync_channel(1);
         let _ = self.command(Command::Stats(sender));
         answer
     }
 
-    /// Ask for all that the engine has counted. An engine that has gone ends the channel at once.
+    /// Ask for all metrics of the engine. If the engine is gone, the channel closes at once.
     #[must_use]
     pub fn query_metrics(&self) -> std_mpsc::Receiver<MetricsSnapshot> {
         let (sender, answer) = std_mpsc::sync_channel(1);
@@ -221,10 +222,10 @@ impl EngineClient {
         answer
     }
 
-    /// Ask the thread that steps the engine, and wait for its answer: it comes when the present step has ended.
+    /// Send a query to the thread that steps the engine and wait for the reply, which comes after the current step.
     ///
     /// # Errors
-    /// The query is too long, the engine has gone, refuses or fails to answer it, or does not answer in time.
+    /// The query is too long, the engine is gone, refuses it, fails to answer it, or does not answer in time.
     pub fn query(&self, kind: &str, payload: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
         for (what, num_bytes, limit) in
             [("kind", kind.len(), MAX_QUERY_KIND_BYTES), ("payload", payload.len(), MAX_QUERY_BYTES)]
@@ -248,13 +249,13 @@ impl EngineClient {
         }
     }
 
-    /// Requests of other clients that the engine had at the last heartbeat.
+    /// Number of requests of other clients that the engine had at the last heartbeat.
     #[must_use]
     pub fn num_of_others(&self) -> u32 {
         self.shared.num_of_others()
     }
 
-    /// What the last heartbeat showed, and how old it is.
+    /// What the last heartbeat reported, and how old it is.
     #[must_use]
     pub fn health(&self) -> Health {
         self.shared.health()
@@ -266,24 +267,24 @@ impl EngineClient {
         self.death().is_none()
     }
 
-    /// What the last step that failed for a request of this client raised; known before the request's last output is.
+    /// The error of the last failed step that ended requests of this client; set before their last outputs arrive.
     #[must_use]
     pub fn last_step_error(&self) -> Option<Arc<str>> {
         self.shared.delivery.last_step_error()
     }
 
-    /// Why there is no engine any more.
+    /// Why the engine is gone; `None` while it is connected.
     #[must_use]
     pub fn death(&self) -> Option<&str> {
         self.shared.death.get().map(|reason| &**reason)
     }
 
-    /// Disconnect: requests that run get their last output. Idempotent.
+    /// Disconnect; running requests get their last output. Idempotent.
     pub fn close(&self) {
         self.close_because("this client was closed");
     }
 
-    /// Disconnect for a `reason`, which ends its requests and is what [`Self::death`] returns.
+    /// Disconnect for a `reason`; the requests end with it, and [`Self::death`] returns it.
     pub fn close_because(&self, reason: &str) {
         let _ = self.commands.send(Command::Close(reason.into()));
     }

@@ -1,4 +1,4 @@
-//! How the parts of messages are written as bytes and read again, one module per kind of message.
+//! How the parts of messages are encoded and decoded, one module per kind of message.
 
 pub(crate) mod grammar;
 pub(crate) mod logprobs;

@@ -1,4 +1,4 @@
-//! Where an engine listens: a Unix socket in a private directory, a socket that was inherited, or TCP with a secret.
+//! Where an engine listens: a Unix socket in a private directory, an inherited socket, or TCP with a secret.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use crate::{
     handshake::Secret,
 };
 
-/// Bytes that `sun_path` holds, its final zero not counted.
+/// Most bytes of a path in `sun_path`, without the terminating zero.
 pub const MAX_PATH_BYTES: usize = 107;
 
 /// Where an engine listens.
@@ -29,11 +29,11 @@ pub const MAX_PATH_BYTES: usize = 107;
 pub enum Endpoint {
     /// A Unix socket of this user.
     Unix(PathBuf),
-    /// Another host, or this one.
+    /// TCP, on this host or another.
     Tcp {
         /// Address and port.
         address: SocketAddr,
-        /// What both sides know.
+        /// The secret that both sides know.
         secret: Secret,
     },
 }
@@ -47,31 +47,31 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// Something to accept connections from.
+/// A socket that accepts connections.
 #[derive(Debug)]
 pub enum Listener {
-    /// Processes of the same user on this machine.
+    /// A Unix socket, for processes of the same user on this machine.
     Unix {
         /// The socket.
         socket: UnixListener,
-        /// Taken away when the engine stops.
+        /// The socket's file, which is removed when the engine stops.
         file: Option<SocketFile>,
     },
-    /// Processes anywhere that know the secret. What is said can be overheard: use it in networks of your own.
+    /// TCP, for processes anywhere that know the secret. The traffic is not encrypted: use it in private networks only.
     Tcp {
         /// The socket.
         socket: TcpListener,
-        /// What a client must know.
+        /// The secret that a client must know.
         secret: Secret,
     },
 }
 
 impl Listener {
-    /// Listen on a new Unix socket. Its directory is made if it is not there, for this user alone; one that is there must
-    /// be this user's alone. The socket of a dead process is replaced, that of a living one is not.
+    /// Listen on a new Unix socket. If its directory does not exist, create it for this user alone; an existing one
+    /// must belong to this user alone. The socket of a dead process is replaced, that of a living one is not.
     ///
     /// # Errors
-    /// What is wrong with the path.
+    /// The path cannot be used; says why.
     pub fn unix(path: &Path) -> Result<Self, EndpointError> {
         check_path(path)?;
         let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
@@ -82,10 +82,10 @@ impl Listener {
         Ok(Self::Unix { socket, file: Some(SocketFile { path: path.into(), identity, directory }) })
     }
 
-    /// Take over a Unix socket that listens already, from the process that started this one.
+    /// Take over a listening Unix socket from the process that started this one.
     ///
     /// # Errors
-    /// When the descriptor is something else.
+    /// The descriptor is not a listening Unix socket.
     pub fn inherited(fd: OwnedFd) -> Result<Self, EndpointError> {
         let is_unix = sockopt::socket_domain(&fd).is_ok_and(|domain| domain == AddressFamily::UNIX);
         if !is_unix || !sockopt::socket_acceptconn(&fd).unwrap_or(false) {
@@ -97,7 +97,7 @@ impl Listener {
     /// Listen on TCP.
     ///
     /// # Errors
-    /// When the address cannot be had.
+    /// The address cannot be bound.
     pub fn tcp(address: SocketAddr, secret: Secret) -> Result<Self, EndpointError> {
         let socket = TcpListener::bind(address).map_err(|source| EndpointError::System {
             action: "listen on",
@@ -117,34 +117,34 @@ impl Listener {
     }
 }
 
-/// A socket's name in the file system. Dropped, it takes the name away if it still is ours, and the directory with it
-/// if that was made for it.
+/// A socket's name in the file system. Dropping it removes the name if it still leads to our socket, and also the
+/// directory if that was created for it.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// Device and inode.
+    /// Device and inode of the socket.
     identity: (u64, u64),
     directory: Option<PathBuf>,
 }
 
 impl SocketFile {
-    /// Where it is, or was.
+    /// The socket's path, even if the name has been removed.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether the name still leads to the socket: what cleans a folder of temporary files takes names away, and the
-    /// socket listens on where no one can find it.
+    /// Whether the name still leads to the socket. Programs that clean up temporary files may remove the name, and then
+    /// no client can reach the socket, although it still listens.
     #[must_use]
     pub fn is_there(&self) -> bool {
         fs::symlink_metadata(&self.path).is_ok_and(|metadata| identity_of(&metadata) == self.identity)
     }
 
-    /// Listen under the same name again, in a directory that is made anew if it went as well.
+    /// Listen again under the same name, in a new directory if the old one is gone too.
     ///
     /// # Errors
-    /// What is wrong with the path now.
+    /// The path cannot be used any more; says why.
     pub fn listen_again(&mut self) -> Result<UnixListener, EndpointError> {
         if let Some(directory) = self.path.parent()
             && make_private_directory(directory)?
@@ -162,14 +162,14 @@ impl Drop for SocketFile {
         if self.is_there() {
             let _ = fs::remove_file(&self.path);
             if let Some(directory) = &self.directory {
-                // Stays when there is something else in it.
+                // Fails if the directory holds anything else, and must then stay.
                 let _ = fs::remove_dir(directory);
             }
         }
     }
 }
 
-/// A new socket under a name that no living process listens on, and its device and inode.
+/// Bind a new socket to a name on which no living process listens; also returns its device and inode.
 fn bind(path: &Path) -> Result<(UnixListener, (u64, u64)), EndpointError> {
     remove_stale_socket(path)?;
     let socket = UnixListener::bind(path).map_err(|source| match source.kind() {
@@ -185,7 +185,7 @@ fn identity_of(metadata: &fs::Metadata) -> (u64, u64) {
 }
 
 /// # Errors
-/// A path that a socket address cannot hold.
+/// A socket address cannot hold the path.
 pub(crate) fn check_path(path: &Path) -> Result<(), EndpointError> {
     let num_bytes = path.as_os_str().len();
     if num_bytes > MAX_PATH_BYTES {
@@ -197,7 +197,7 @@ pub(crate) fn check_path(path: &Path) -> Result<(), EndpointError> {
     Ok(())
 }
 
-/// Whether the directory was made.
+/// Create the directory or check the existing one; returns whether it was created.
 fn make_private_directory(directory: &Path) -> Result<bool, EndpointError> {
     match fs::DirBuilder::new().mode(0o700).create(directory) {
         Ok(()) => return Ok(true),
@@ -229,7 +229,7 @@ fn remove_stale_socket(path: &Path) -> Result<(), EndpointError> {
         Ok(_) => {}
     }
     match UnixStream::connect(path) {
-        // No process listens: the one that did is dead.
+        // No process listens any more: the socket was left by a dead process.
         Err(source) if source.kind() == ErrorKind::ConnectionRefused => match fs::remove_file(path) {
             Err(source) if source.kind() != ErrorKind::NotFound => {
                 Err(system("remove the old socket", path, source))
@@ -245,12 +245,13 @@ fn system(action: &'static str, path: &Path, source: io::Error) -> EndpointError
     EndpointError::System { action, what: path.display().to_string(), source }
 }
 
-/// The user that this process acts for.
+/// The effective user of this process.
 pub(crate) fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The kernel says whose process is at the other end of a Unix socket; only our own user's is accepted, root not either.
+/// Check which user's process is at the other end of a Unix socket, as the kernel reports it. Only our own user's
+/// processes are accepted, not even root's.
 pub(crate) fn check_peer(peer_uid: u32, own_uid: u32) -> Result<(), ConnectionError> {
     if peer_uid == own_uid { Ok(()) } else { Err(ConnectionError::ForeignUser { peer_uid, own_uid }) }
 }

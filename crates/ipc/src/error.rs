@@ -1,11 +1,11 @@
-//! What can go wrong between two processes. Each error carries its numbers; none is about another connection.
+//! Errors between two processes. Each carries its numbers, and each concerns one connection only.
 
 use std::{io, path::PathBuf};
 
 use scheduler::AddRequestError;
 use thiserror::Error;
 
-/// A frame that does not say what a frame of its kind says.
+/// A frame whose body is not valid for its kind.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum DecodeError {
     /// The body ends too early.
@@ -13,27 +13,27 @@ pub enum DecodeError {
     Truncated {
         /// Bytes that the next value takes.
         needed: usize,
-        /// Bytes that there are.
+        /// Bytes left in the body.
         left: usize,
     },
-    /// The body goes on.
+    /// Bytes follow the last value.
     #[error("the frame has {count} bytes too many")]
     TrailingBytes {
-        /// Behind the last value.
+        /// Number of bytes after the last value.
         count: usize,
     },
-    /// A kind that this version does not know, or one that this side never gets.
+    /// A kind that this version does not know, or that this side never receives.
     #[error("frame kind {kind:#04x} is unknown here")]
     UnknownKind {
         /// The kind's byte.
         kind: u8,
     },
-    /// A value that is none of those possible.
+    /// A value outside its valid range.
     #[error("{value} is not {what}")]
     BadValue {
-        /// What was expected.
+        /// The name of what was expected.
         what: &'static str,
-        /// What was there.
+        /// The value that came.
         value: u64,
     },
     /// A text that is not valid UTF-8.
@@ -42,23 +42,23 @@ pub enum DecodeError {
         /// First wrong byte.
         at: usize,
     },
-    /// Parameters of a request that cannot be.
+    /// Invalid sampling parameters of a request.
     #[error("the extras of a request are wrong: {0}")]
     BadExtras(String),
-    /// A frame larger than this side takes; nothing of it was read.
+    /// A frame larger than this side accepts; its body was not read.
     #[error("the other side announced a frame of {num_bytes} bytes; the limit is {limit}")]
     TooLarge {
-        /// Announced.
+        /// Announced length.
         num_bytes: usize,
         /// Limit.
         limit: usize,
     },
 }
 
-/// Why the other side refused to talk.
+/// Why the other side rejected the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum Refusal {
-    /// Another version of the protocol.
+    /// The versions of the protocol differ.
     #[error(
         "it speaks version {engine} of the protocol and this process version {client}; run the same rustvllm on both sides"
     )]
@@ -68,16 +68,16 @@ pub enum Refusal {
         /// The client's.
         client: u16,
     },
-    /// The client needs something that the engine does not have.
+    /// The engine lacks a capability that the client needs.
     #[error("it lacks the capabilities {missing:#x}")]
     Capabilities {
-        /// Bits asked for and not there.
+        /// Bits of the missing capabilities.
         missing: u64,
     },
     /// The proof of the shared secret is wrong or absent.
     #[error("the shared secret is wrong or missing; give both sides the same one")]
     Secret,
-    /// As many clients as there may be.
+    /// The engine has as many clients as it accepts.
     #[error("{limit} clients are connected, no more are taken")]
     TooManyClients {
         /// `max_clients`.
@@ -85,16 +85,16 @@ pub enum Refusal {
     },
 }
 
-/// Why a connection ended, or did not begin.
+/// Why a connection ended or could not be made.
 #[derive(Debug, Error)]
 pub enum ConnectionError {
-    /// The operating system's word.
+    /// An error of the operating system.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// A frame was wrong.
+    /// A frame was invalid.
     #[error("{0}")]
     Decode(#[from] DecodeError),
-    /// A frame that makes sense, at a time or with numbers that do not.
+    /// A valid frame at the wrong time, or with numbers that it must not have.
     #[error("{what}: got {got}")]
     Protocol {
         /// What was expected.
@@ -102,18 +102,18 @@ pub enum ConnectionError {
         /// What came.
         got: u64,
     },
-    /// The first bytes are not ours.
+    /// The first bytes are not those of this protocol.
     #[error("the other side does not speak this protocol")]
     NotOurs,
     /// Another user's process.
     #[error("the process at the other end belongs to uid {peer_uid}, only uid {own_uid} is accepted")]
     ForeignUser {
-        /// Theirs.
+        /// The peer's user.
         peer_uid: u32,
-        /// Ours.
+        /// The user of this process.
         own_uid: u32,
     },
-    /// The engine said no.
+    /// The engine refused the client.
     #[error("the engine refused the connection: {0}")]
     Refused(Refusal),
     /// The engine could not prove that it knows the shared secret.
@@ -138,7 +138,7 @@ pub enum ConnectionError {
     },
 }
 
-/// Why the engine cannot listen, or a client not begin.
+/// Why an engine cannot listen, or a client cannot connect.
 #[derive(Debug, Error)]
 pub enum EndpointError {
     /// More than `sun_path` holds.
@@ -169,7 +169,7 @@ pub enum EndpointError {
         mode: u32,
         /// Its owner.
         owner_uid: u32,
-        /// Us.
+        /// The user of this process.
         own_uid: u32,
     },
     /// A living process listens there.
@@ -178,19 +178,19 @@ pub enum EndpointError {
         /// The path.
         path: PathBuf,
     },
-    /// Something that is not a socket is in the way; it is left alone.
+    /// A file that is not a socket has this name; it is left alone.
     #[error("{} exists and is not a socket", path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,
     },
-    /// An inherited descriptor of another kind.
+    /// An inherited descriptor is not a listening Unix socket.
     #[error("descriptor {fd} is not a Unix socket that listens")]
     NotAListener {
         /// The descriptor.
         fd: i32,
     },
-    /// No engine to connect to.
+    /// A client was given no endpoint.
     #[error("a client needs at least one engine to connect to")]
     NoEngine,
     /// A secret that can be guessed.
@@ -198,20 +198,20 @@ pub enum EndpointError {
     SecretTooShort {
         /// Its length.
         num_bytes: usize,
-        /// The least.
+        /// The shortest allowed length.
         minimum: usize,
     },
     /// TCP without a secret.
     #[error("a TCP endpoint needs a shared secret")]
     SecretMissing,
-    /// The operating system's word.
+    /// An error of the operating system.
     #[error("cannot {action} {what}: {source}")]
     System {
-        /// The attempt.
+        /// What was attempted.
         action: &'static str,
-        /// On what.
+        /// The object of the attempt.
         what: String,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -239,26 +239,26 @@ pub enum ClientError {
     /// The request itself is wrong.
     #[error(transparent)]
     Request(#[from] AddRequestError),
-    /// A rank beyond the last.
+    /// There is no engine of this rank.
     #[error("there is no engine of rank {rank}; this client has {num_engines}, counted from 0")]
     NoSuchRank {
-        /// Asked for.
+        /// The rank that was asked for.
         rank: usize,
-        /// How many there are.
+        /// Number of engines.
         num_engines: usize,
     },
-    /// An engine that does not fit the others.
+    /// An engine's numbers differ from the first engine's.
     #[error(
         "the engine of rank {rank} has {what} = {got}, the first one {expected}; start all with the same numbers"
     )]
     NotAlike {
-        /// Which.
+        /// The engine's rank.
         rank: usize,
         /// The number's name.
         what: &'static str,
-        /// Its.
+        /// Its value.
         got: u32,
-        /// The first one's.
+        /// The first engine's value.
         expected: u32,
     },
     /// A key of another client.
@@ -267,15 +267,15 @@ pub enum ClientError {
         /// The key.
         key: u64,
     },
-    /// A request larger than the engine takes.
+    /// A request larger than the engine accepts.
     #[error("the request has {num_bytes} bytes; the engine accepts at most {limit}")]
     RequestTooLarge {
-        /// Encoded.
+        /// Its encoded size.
         num_bytes: usize,
         /// Limit.
         limit: usize,
     },
-    /// A query longer than the engine takes.
+    /// A query longer than the engine accepts.
     #[error("the {what} of a query has {num_bytes} bytes; the limit is {limit}")]
     QueryTooLarge {
         /// Its kind or its payload.
@@ -285,22 +285,22 @@ pub enum ClientError {
         /// The limit.
         limit: usize,
     },
-    /// The engine said why there is no answer.
+    /// The engine reported why there is no answer.
     #[error("{message}")]
     QueryFailed {
         /// Why.
         message: String,
     },
-    /// The engine said nothing.
+    /// The engine did not answer in time.
     #[error("the engine gave no answer within {seconds} s: it is in a long step or has stalled")]
     QueryTimeout {
-        /// How long it had.
+        /// The time limit.
         seconds: f64,
     },
-    /// The engine does not take what was sent already.
+    /// The engine does not read what was sent before.
     #[error("{unsent} bytes are waiting for the engine; the limit is {limit}: try again later")]
     Backlogged {
-        /// Waiting.
+        /// Bytes that wait to be sent.
         unsent: usize,
         /// Limit.
         limit: usize,

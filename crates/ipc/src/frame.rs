@@ -1,4 +1,4 @@
-//! Frames: `u32` length of the body, `u8` kind, body; and `FrameReader`, which takes them from a stream.
+//! Frames: `u32` length of the body, `u8` kind, body; and `FrameReader`, which reads them from a stream.
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
@@ -7,20 +7,20 @@ use crate::error::{ConnectionError, DecodeError};
 /// Length and kind.
 pub const HEADER_BYTES: usize = 5;
 
-/// A stream is read in pieces of at least this size.
+/// A stream is read in chunks of at least this size.
 const READ_BYTES: usize = 16 << 10;
 
-/// A buffer that grew for a large frame is given back when it is empty again.
+/// A buffer that grew beyond this is freed when it is empty.
 const KEEP_BYTES: usize = 1 << 20;
 
-/// Append a frame: its body is what `write` appends.
+/// Append a frame; `write` appends its body.
 pub(crate) fn write_frame(buffer: &mut Vec<u8>, kind: u8, write: impl FnOnce(&mut Vec<u8>)) {
     let start = begin_frame(buffer, kind);
     write(buffer);
     end_frame(buffer, start);
 }
 
-/// Append a header whose length is not known yet. Returns where the frame begins.
+/// Append a header with an unknown length. Returns the start of the frame for `end_frame`.
 pub(crate) fn begin_frame(buffer: &mut Vec<u8>, kind: u8) -> usize {
     let start = buffer.len();
     buffer.extend_from_slice(&[0, 0, 0, 0, kind]);
@@ -33,12 +33,12 @@ pub(crate) fn end_frame(buffer: &mut [u8], start: usize) {
     buffer[start..start + 4].copy_from_slice(&length.to_le_bytes());
 }
 
-/// Takes frames from a stream. Memory grows with what has come, not with what a header announces.
+/// Reads frames from a stream. Its memory grows with what has arrived, not with what a header announces.
 #[derive(Debug)]
 pub(crate) struct FrameReader<R> {
     stream: R,
     buffer: Vec<u8>,
-    /// Everything before it was given out.
+    /// The bytes before this position were returned already.
     start: usize,
     /// Largest body.
     limit: usize,
@@ -49,15 +49,15 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Self { stream, buffer: Vec::new(), start: 0, limit }
     }
 
-    /// Bodies of other sizes from now on: the handshake is over.
+    /// Change the limit, once the handshake is over.
     pub(crate) fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
     }
 
-    /// The next frame's kind and body, read whole. May be cancelled and called again.
+    /// Wait for the next whole frame; returns its kind and body. Safe to cancel and call again.
     ///
     /// # Errors
-    /// A frame too large, the end of the stream, or an error of it.
+    /// The frame is too large, or the stream ends or fails.
     pub(crate) async fn next(&mut self) -> Result<(u8, &[u8]), ConnectionError> {
         let body_bytes = loop {
             let ready = &self.buffer[self.start..];
@@ -86,7 +86,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Ok((self.buffer[body_start - 1], &self.buffer[body_start..self.start]))
     }
 
-    /// Drop what was given out, and have room for the next read.
+    /// Discard the bytes that were returned, and make room for the next read.
     fn make_room(&mut self, missing: usize) {
         if self.start > 0 {
             self.buffer.drain(..self.start);
@@ -95,7 +95,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                 self.buffer = Vec::new();
             }
         }
-        // Never more than as much again as has come already.
+        // At most double the buffer, so that a large announced length alone takes no memory.
         let room = missing.min(self.buffer.len()).max(READ_BYTES);
         self.buffer.reserve(room);
     }

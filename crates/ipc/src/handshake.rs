@@ -1,4 +1,4 @@
-//! The handshake: who speaks which version, who knows the secret, what the engine is.
+//! The handshake: both sides compare versions and prove the secret, and the engine describes itself.
 //!
 //! ```text
 //! engine ── Challenge {magic, version, capabilities, needs_secret, nonce} ──▶ client
@@ -6,9 +6,9 @@
 //! engine ── Welcome {client_index, proof, facts}, or Rejected {why} ───────▶ client
 //! ```
 //!
-//! A proof is an HMAC-SHA-256 under the shared secret over a label and both nonces: the secret itself is never sent, a
-//! proof that was overheard is worth nothing on another connection, and each side proves itself to the other. Unix
-//! sockets need none: there the kernel says whose process the peer is.
+//! A proof is an HMAC-SHA-256, keyed with the shared secret, over a label and both nonces. The secret itself is never
+//! sent, an overheard proof is useless on another connection, and each side proves itself to the other. Unix sockets
+//! need no proof, because the kernel reports the user of the peer's process.
 
 pub(crate) mod facts;
 pub(crate) mod node;
@@ -22,57 +22,57 @@ use crate::{
     wire::{Reader, Writer},
 };
 
-/// Of the protocol; both sides must have the same.
+/// Version of the protocol; both sides must have the same.
 pub const PROTOCOL_VERSION: u16 = 7;
 
-/// What this engine can do beyond the least: bit 0 forks, bit 1 grammars.
+/// Capabilities of this engine beyond the basic protocol: bit 0 forks, bit 1 grammars.
 pub const CAPABILITIES: u64 = 0b11;
 
-/// The first bytes of either side. They and the version behind them stay where they are in every version.
+/// The first bytes that each side sends. They, and the version after them, keep their place in every version.
 const MAGIC: [u8; 4] = *b"rvlm";
 
-/// Largest frame of a client that was not welcomed yet.
+/// Size limit of a frame from a client before it is welcomed.
 pub(crate) const MAX_HELLO_BYTES: usize = 256;
 
 /// Random bytes of one connection.
 pub type Nonce = [u8; 32];
-/// See the module docs.
+/// A proof of the secret; see the module docs.
 pub type Proof = [u8; 32];
 
-/// The engine's first word.
+/// The engine's first message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Challenge {
-    /// The engine's.
+    /// The engine's version.
     pub version: u16,
-    /// What it can do.
+    /// The engine's capabilities.
     pub capabilities: u64,
     /// Whether the client has to prove that it knows the secret.
     pub needs_secret: bool,
-    /// Made for this connection.
+    /// A nonce for this connection only.
     pub nonce: Nonce,
 }
 
 /// The client's answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hello {
-    /// The client's.
+    /// The client's version.
     pub version: u16,
-    /// What it needs the engine to be able to do.
+    /// Capabilities that the client needs.
     pub capabilities: u64,
-    /// Made for this connection.
+    /// A nonce for this connection only.
     pub nonce: Nonce,
-    /// That it knows the secret, where one is needed.
+    /// The proof that the client knows the secret, if one is needed.
     pub proof: Option<Proof>,
 }
 
-/// The engine takes the client.
+/// The engine accepts the client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Welcome {
-    /// The upper bits of all its keys.
+    /// The upper bits of all keys of this client.
     pub client_index: u32,
-    /// That the engine knows the secret too.
+    /// The proof that the engine knows the secret too.
     pub proof: Option<Proof>,
-    /// What a front end needs to know.
+    /// What a front end needs to know about the engine.
     pub facts: EngineFacts,
 }
 
@@ -86,7 +86,7 @@ impl Challenge {
         body.raw(&self.nonce);
     }
 
-    /// Of another version nothing but the version is read.
+    /// If the version differs, only the version is read.
     pub(crate) fn decode(body: &[u8]) -> Result<Self, DecodeError> {
         let mut body = Reader::new(body);
         let mut challenge =
@@ -111,7 +111,7 @@ impl Hello {
         write_proof(self.proof.as_ref(), &mut body);
     }
 
-    /// Of another version nothing but the version is read.
+    /// If the version differs, only the version is read.
     pub(crate) fn decode(body: &[u8]) -> Result<Self, DecodeError> {
         let mut body = Reader::new(body);
         let mut hello =
@@ -125,7 +125,7 @@ impl Hello {
         Ok(hello)
     }
 
-    /// Whether the engine that sent `challenge` takes this client.
+    /// Check whether the engine that sent `challenge` accepts this client.
     pub(crate) fn check(&self, challenge: &Challenge, secret: Option<&Secret>) -> Result<(), Refusal> {
         if self.version != challenge.version {
             return Err(Refusal::Version { engine: challenge.version, client: self.version });
@@ -185,12 +185,12 @@ fn read_proof(body: &mut Reader<'_>) -> Result<Option<Proof>, DecodeError> {
     Ok(if body.bool()? { Some(body.array()?) } else { None })
 }
 
-/// The side that proves that it knows the secret.
+/// The side that makes a proof; each has its own label.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Side {
     Client,
     Engine,
-    /// Of a model on several nodes: see `handshake/node.rs`.
+    /// A node of a model that runs on several nodes: see `handshake/node.rs`.
     Node,
     Head,
 }
@@ -200,11 +200,11 @@ pub(crate) enum Side {
 pub struct Secret(Box<[u8]>);
 
 impl Secret {
-    /// Fewest bytes.
+    /// Fewest bytes of a secret.
     pub const MIN_BYTES: usize = 16;
 
     /// # Errors
-    /// A secret that could be guessed.
+    /// The secret is too short, so that it could be guessed.
     pub fn new(secret: &[u8]) -> Result<Self, EndpointError> {
         if secret.len() < Self::MIN_BYTES {
             return Err(EndpointError::SecretTooShort { num_bytes: secret.len(), minimum: Self::MIN_BYTES });
@@ -213,7 +213,7 @@ impl Secret {
     }
 
     fn mac(&self, side: Side, engine_nonce: &Nonce, client_nonce: &Nonce) -> Hmac<Sha256> {
-        // HMAC takes keys of any length.
+        // HMAC accepts keys of any length.
         let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(&self.0).expect("a key of any length");
         mac.update(match side {
             Side::Client => b"rustvllm client ",
@@ -226,12 +226,12 @@ impl Secret {
         mac
     }
 
-    /// The proof for one connection.
+    /// Make the proof for one connection.
     pub(crate) fn prove(&self, side: Side, engine_nonce: &Nonce, client_nonce: &Nonce) -> Proof {
         self.mac(side, engine_nonce, client_nonce).finalize().into_bytes().into()
     }
 
-    /// Whether a proof is right. Takes as long for one that is nearly right as for any other.
+    /// Check a proof, in constant time.
     pub(crate) fn verify(&self, side: Side, engine: &Nonce, client: &Nonce, proof: &Proof) -> bool {
         self.mac(side, engine, client).verify_slice(proof).is_ok()
     }

@@ -1,4 +1,4 @@
-//! Keys: which client a request belongs to is part of its name, so outputs find their way by it.
+//! Request keys. The upper bits of a key name the client, so that outputs find their way.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,21 +6,21 @@ use scheduler::RequestKey;
 
 use crate::{error::DecodeError, wire::Reader};
 
-/// Bits that count a client's requests; those above name the client.
+/// Lower bits, which count a client's requests; the bits above name the client.
 pub const COUNTER_BITS: u32 = 40;
 
-/// Clients that can be told apart. Number 0 is the engine's own process.
+/// The highest client index. Index 0 is the engine's own process.
 pub const MAX_CLIENT_INDEX: u32 = (1 << (64 - COUNTER_BITS)) - 1;
 
 const COUNTER_MASK: u64 = (1 << COUNTER_BITS) - 1;
 
-/// The client that a key belongs to.
+/// The index of the client that a key belongs to.
 #[must_use]
 pub fn client_of(key: RequestKey) -> u32 {
     (key.0 >> COUNTER_BITS) as u32
 }
 
-/// Which of its client's requests a key names.
+/// The counter of a key: which of its client's requests it names.
 #[must_use]
 pub fn counter_of(key: RequestKey) -> u64 {
     key.0 & COUNTER_MASK
@@ -32,7 +32,7 @@ pub fn key_of(client_index: u32, counter: u64) -> RequestKey {
     RequestKey(u64::from(client_index) << COUNTER_BITS | counter & COUNTER_MASK)
 }
 
-/// The key of a request of client `client_index`, of which a frame has the counter alone.
+/// Read the key of a request of client `client_index`; a frame holds only the counter.
 pub(crate) fn read_key(body: &mut Reader<'_>, client_index: u32) -> Result<RequestKey, DecodeError> {
     let counter = body.u64()?;
     if counter >> COUNTER_BITS != 0 {
@@ -41,7 +41,7 @@ pub(crate) fn read_key(body: &mut Reader<'_>, client_index: u32) -> Result<Reque
     Ok(key_of(client_index, counter))
 }
 
-/// Keys for one client's requests, each a new one.
+/// Makes new keys for one client's requests.
 #[derive(Debug)]
 pub(crate) struct NewKeys {
     pub(crate) client_index: u32,
@@ -54,7 +54,7 @@ impl NewKeys {
     }
 
     pub(crate) fn next(&self) -> RequestKey {
-        // Relaxed: only uniqueness counts.
+        // Relaxed: keys only have to be unique.
         key_of(self.client_index, self.next_counter.fetch_add(1, Ordering::Relaxed))
     }
 }

@@ -1,4 +1,4 @@
-//! The messages, and how each is written and read. Kinds below 0x80 go to the engine, the others come from it.
+//! The messages and their encoding. Kinds below 0x80 are sent to the engine, the others by the engine.
 
 use scheduler::{
     AddRequestError, EngineCoreOutput, MetricsSnapshot, NewRequest, PromptLogprobs, RequestKey, TokenLogprobs,
@@ -41,115 +41,116 @@ pub(crate) mod kind {
     pub(crate) const REPLY: u8 = 0x8D;
 }
 
-/// The counter of `Stats` that is the asking client's own: requests that the engine was given by it and has not finished.
+/// The counter of `Stats` that concerns the asking client alone: requests that it has submitted and that have not
+/// finished.
 pub(crate) const NUM_CLIENT_REQUESTS: &str = "num_client_requests";
 
-/// Longest kind of a query.
+/// Most bytes of a query's kind.
 pub const MAX_QUERY_KIND_BYTES: usize = 64;
-/// Longest payload of a query.
+/// Most bytes of a query's payload.
 pub const MAX_QUERY_BYTES: usize = 64 << 10;
-/// Longest answer.
+/// Most bytes of an answer.
 pub const MAX_REPLY_BYTES: usize = 8 << 20;
 
-/// Longest explanation of a death or a failed step.
+/// Most bytes of the message of a death or a failed step.
 const MAX_MESSAGE_BYTES: usize = 16 << 10;
 
-/// What an answer says: the bytes, or why there are none.
+/// The outcome of a query: the answer's bytes, or why there is none.
 pub type QueryOutcome = Result<Vec<u8>, String>;
 
-/// From a client.
+/// A message from a client.
 #[derive(Clone, Debug)]
 pub enum ClientMessage {
     /// The client's half of the handshake.
     Hello(Hello),
-    /// A request and its samples: all are taken or none.
+    /// A request and its samples: the engine accepts all or none.
     AddRequests(Vec<NewRequest>),
-    /// End these; each gives a last output.
+    /// Abort these requests; each gets a last output.
     Abort(Vec<RequestKey>),
-    /// End requests whose text has come to a stop string; each gives a last output.
+    /// End requests whose text has reached a stop string; each gets a last output.
     Stop(Vec<RequestKey>),
-    /// Why a request ended whose last output was not settled.
+    /// Why a request ended whose last output left that open.
     Settle {
-        /// Whose end it is.
+        /// The request's key.
         key: RequestKey,
-        /// By a stop string; else by its length.
+        /// Whether it ended at a stop string; else it reached its length limit.
         found_stop: bool,
     },
     /// The grammar of a request is compiled.
     GrammarReady(RequestKey),
     /// The grammar of a request cannot be compiled.
     GrammarFailed(RequestKey),
-    /// Asks for `Stats`; the number comes back.
+    /// Asks for `Stats`, which carries the same id.
     StatsQuery(u64),
-    /// Asks for `Pong`; the number comes back.
+    /// Asks for `Pong`, which carries the same id.
     Ping(u64),
-    /// Asks for `Metrics`; the number comes back.
+    /// Asks for `Metrics`, which carries the same id.
     MetricsQuery(u64),
-    /// Asks the stepping thread for a `Reply`; the number comes back.
+    /// Asks the thread that steps the engine for a `Reply`.
     Query {
-        /// Of the client's choice.
+        /// An id that the client chooses; the reply carries it.
         id: u64,
-        /// What is asked.
+        /// The kind of the query.
         kind: Box<str>,
-        /// What is said about it.
+        /// Its argument.
         payload: Box<[u8]>,
     },
 }
 
-/// From the engine.
+/// A message from the engine.
 #[derive(Clone, PartialEq, Debug)]
 pub enum EngineMessage {
-    /// The first word of a connection.
+    /// The first message of a connection.
     Challenge(Challenge),
-    /// The client is taken.
+    /// The engine accepts the client.
     Welcome(Welcome),
-    /// It is not; the connection is closed.
+    /// The engine rejects the client and closes the connection.
     Rejected(Refusal),
-    /// A group of requests was not taken.
+    /// The engine did not accept a group of requests.
     Refused {
-        /// All of the group.
+        /// The keys of the whole group.
         keys: Vec<RequestKey>,
-        /// Why.
+        /// Why they were refused.
         error: AddRequestError,
     },
-    /// What a step gave.
+    /// The outputs of a step.
     Outputs(Vec<EngineCoreOutput>),
-    /// Log-probabilities of tokens whose outputs follow.
+    /// Log-probabilities of tokens that later outputs hold.
     Logprobs(Vec<TokenLogprobs>),
-    /// Log-probabilities of prompts whose requests' first tokens follow.
+    /// Log-probabilities of prompts; the first tokens of these requests come later.
     PromptLogprobs(Vec<PromptLogprobs>),
     /// Counters.
     Stats {
-        /// Of the query.
+        /// The id of the query.
         id: u64,
         /// Names and values.
         entries: Vec<(String, u64)>,
     },
-    /// All that was counted.
+    /// All metrics of the engine.
     Metrics {
-        /// Of the query.
+        /// The id of the query.
         id: u64,
         /// Counters and histograms.
         metrics: MetricsSnapshot,
     },
-    /// The engine process lives.
+    /// The engine's process is alive.
     Pong {
-        /// Of the ping.
+        /// The id of the ping.
         id: u64,
-        /// For how long the engine had something to do and did nothing (nanoseconds), as the I/O thread saw it.
+        /// For how long the engine has had requests without finishing a step (nanoseconds), as its I/O thread saw it.
         step_age_ns: u64,
-        /// Steps scheduled since the start.
+        /// Steps scheduled since the engine's start.
         num_steps: u64,
     },
-    /// The engine died, and why.
+    /// The engine died; says why.
     Fatal(String),
-    /// The engine ends on request.
+    /// The engine ends because it was asked to.
     Goodbye,
-    /// What a step raised: the reason of the failed outputs that follow.
+    /// The error of a failed step; its failed outputs follow.
     StepFailed(String),
-    /// What the stepping thread says to a query.
+    /// The answer of the stepping thread to a query.
     Reply {
-        /// Of the query.
+        /// The id of the query.
         id: u64,
         /// The answer, or why there is none.
         outcome: QueryOutcome,
@@ -157,7 +158,7 @@ pub enum EngineMessage {
 }
 
 impl ClientMessage {
-    /// Append the frame.
+    /// Append this message as a frame.
     pub fn encode(&self, buffer: &mut Vec<u8>) {
         match self {
             Self::Hello(hello) => write_frame(buffer, kind::HELLO, |body| hello.encode(body)),
@@ -183,10 +184,10 @@ impl ClientMessage {
         }
     }
 
-    /// Read a body; groups have at most `max_requests` requests.
+    /// Decode a body; a group may have at most `max_requests` requests.
     ///
     /// # Errors
-    /// Whatever is wrong with it.
+    /// The body is invalid; says how.
     pub fn decode(kind: u8, body: &[u8], max_requests: usize) -> Result<Self, DecodeError> {
         Ok(match kind {
             kind::HELLO => Self::Hello(Hello::decode(body)?),
@@ -205,7 +206,7 @@ impl ClientMessage {
     }
 }
 
-/// Append an `AddRequests` frame; `rename` gives the keys that the engine knows.
+/// Append an `AddRequests` frame; `rename` translates keys to the engine's side.
 pub(crate) fn encode_add_requests(
     requests: &[NewRequest],
     rename: impl Fn(RequestKey) -> RequestKey,
@@ -215,7 +216,7 @@ pub(crate) fn encode_add_requests(
 }
 
 impl EngineMessage {
-    /// Append the frame. Outputs of one frame have the time of the first.
+    /// Append this message as a frame. All outputs of a frame get the time of the first.
     pub fn encode(&self, buffer: &mut Vec<u8>) {
         match self {
             Self::Challenge(challenge) => write_frame(buffer, kind::CHALLENGE, |body| challenge.encode(body)),
@@ -280,10 +281,10 @@ impl EngineMessage {
         }
     }
 
-    /// Read a body sent to client `client_index`.
+    /// Decode a body that was sent to client `client_index`.
     ///
     /// # Errors
-    /// Whatever is wrong with it.
+    /// The body is invalid; says how.
     pub fn decode(kind: u8, body: &[u8], client_index: u32) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(body);
         let message = match kind {
@@ -332,7 +333,7 @@ impl EngineMessage {
     }
 }
 
-/// As much of a text as an explanation may have.
+/// Cut a text to `MAX_MESSAGE_BYTES`.
 fn cut(text: &str) -> &str {
     let end = (0..=text.len().min(MAX_MESSAGE_BYTES)).rev().find(|&at| text.is_char_boundary(at));
     &text[..end.unwrap_or(0)]
@@ -379,7 +380,7 @@ fn write_keys(keys: &[RequestKey], body: &mut Vec<u8>) {
     }
 }
 
-/// The keys that a body consists of.
+/// Read a body that consists of keys only.
 fn read_only_keys(body: &[u8]) -> Result<Vec<RequestKey>, DecodeError> {
     let mut body = Reader::new(body);
     let keys = read_keys(&mut body)?;

@@ -25,33 +25,34 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// A new one, silent.
+    /// Make a notifier that is not notified.
     ///
     /// # Errors
-    /// When the process has no descriptor left.
+    /// The process has no free descriptor.
     pub fn new() -> io::Result<Self> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { fd, notified: AtomicBool::new(false) })
     }
 
-    /// Make the eventfd readable, once per `clear`. What was published before is seen after the `clear`.
+    /// Make the eventfd readable, at most once per `clear`. What was published before this call is visible after the
+    /// `clear`.
     pub fn notify(&self) {
         // AcqRel: pairs with the swap in `clear`.
         if !self.notified.swap(true, Ordering::AcqRel) {
-            // The counter cannot overflow: one write per clear.
+            // The counter cannot overflow: there is one write per clear.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
 
-    /// Silence it. What is fetched after this call includes all that was announced before it.
+    /// Reset the eventfd. A fetch after this call finds everything that was announced before it.
     pub fn clear(&self) {
         let mut count = [0u8; 8];
-        // Before the flag is cleared: a write that comes in between leaves the descriptor readable and
-        // costs an empty fetch; read afterwards, it would be swallowed and its news never announced.
-        // EAGAIN (nothing was announced) is as good as a count.
+        // Read before clearing the flag: a write in between leaves the descriptor readable and costs one empty fetch.
+        // The other way round, the read would swallow that write, and its news would never be announced. EAGAIN
+        // (nothing was announced) is as good as a count.
         let _ = rustix::io::read(&self.fd, &mut count);
-        // AcqRel: pairs with the swap in `notify`. If the other thread saw `true` and did not write,
-        // its news were published before this swap and the fetch that follows sees them.
+        // AcqRel: pairs with the swap in `notify`. If the other thread saw `true` and did not write, it had published
+        // its news before this swap, and the fetch that follows sees them.
         self.notified.swap(false, Ordering::AcqRel);
     }
 }

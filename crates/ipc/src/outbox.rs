@@ -1,7 +1,7 @@
-//! `Outbox`: bytes on their way to one peer. Filling it never waits; one task empties it into the socket.
+//! `Outbox`: bytes that wait to be sent to one peer. Appending never waits; one task writes to the socket.
 //!
-//! Everything that collected while the last write was under way goes with the next: a slow peer gets fewer and larger
-//! writes. It belongs to one thread, so nothing in it is locked.
+//! Everything appended during a write goes out with the next one, so that a slow peer gets fewer and larger writes. The
+//! outbox belongs to one thread, so it needs no lock.
 
 use std::{
     cell::{Cell, RefCell},
@@ -13,14 +13,14 @@ use tokio::{
     sync::Notify,
 };
 
-/// A buffer that grew beyond this is given back when it is empty.
+/// A buffer that grew beyond this is freed when it is empty.
 const KEEP_BYTES: usize = 1 << 20;
 
 /// See the module docs.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     buffer: RefCell<Vec<u8>>,
-    /// Bytes of the write under way.
+    /// Bytes of the write in progress.
     in_flight: Cell<usize>,
     is_closed: Cell<bool>,
     filled: Notify,
@@ -28,42 +28,42 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// Append to what waits. `fill` must not use the outbox.
+    /// Append bytes and start a write. `fill` must not use the outbox itself.
     pub(crate) fn fill<T>(&self, fill: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let result = fill(&mut self.buffer.borrow_mut());
         self.filled.notify_one();
         result
     }
 
-    /// Append without starting a write: `flush` follows.
+    /// Append without starting a write; call `flush` afterwards.
     pub(crate) fn buffer(&self) -> std::cell::RefMut<'_, Vec<u8>> {
         self.buffer.borrow_mut()
     }
 
-    /// Start to write what was appended.
+    /// Start writing what was appended.
     pub(crate) fn flush(&self) {
         self.filled.notify_one();
     }
 
-    /// Bytes that the system has not taken yet.
+    /// Bytes that the system has not accepted yet.
     pub(crate) fn num_unsent(&self) -> usize {
         self.buffer.borrow().len() + self.in_flight.get()
     }
 
-    /// Write what waits and end then.
+    /// Write what waits, then end.
     pub(crate) fn close(&self) {
         self.is_closed.set(true);
         self.filled.notify_one();
     }
 
-    /// Wait until at most `limit` bytes wait.
+    /// Wait until at most `limit` bytes are unsent.
     pub(crate) async fn wait_below(&self, limit: usize) {
         while self.num_unsent() > limit {
             self.drained.notified().await;
         }
     }
 
-    /// Write until `close`, or an error. One task calls it.
+    /// Write until `close` or an error. Only one task calls this.
     pub(crate) async fn write_to(
         &self,
         stream: &mut (impl AsyncWrite + Unpin),

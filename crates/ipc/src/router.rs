@@ -1,10 +1,10 @@
 //! `EngineRouter`: several engines behind one client.
 //!
-//! Each engine has its connection and its I/O thread; their outputs meet in one place with one eventfd. A key names a request
-//! whichever engine it goes to: the upper bits are the router's own, and each connection exchanges them for those that its
-//! engine has given it. `router/placement.rs` decides which engine gets a request.
+//! Each engine has its own connection and I/O thread; all outputs arrive in one queue with one eventfd. A key names a
+//! request independently of its engine: its upper bits are the router's, and each connection replaces them by those
+//! that its engine has assigned. `router/placement.rs` chooses the engine for a request.
 //!
-//! With one engine there is nothing to choose: every call goes straight to its client.
+//! With one engine, every call goes straight to its client.
 
 pub(crate) mod placement;
 pub(crate) mod prefix_table;
@@ -30,32 +30,33 @@ use crate::{
     router::{placement::Placement, prefix_table::PrefixHasher},
 };
 
-/// See the module docs. Dropped, it disconnects, and the engines end what it left running.
+/// See the module docs. Dropping it disconnects, and the engines end the requests that still run.
 #[derive(Debug)]
 pub struct EngineRouter {
-    /// By rank. The lock is held for as long as it takes to copy or exchange a pointer.
+    /// The engines by rank. A lock is held only while a pointer is copied or exchanged.
     engines: Box<[RwLock<Arc<EngineClient>>]>,
     delivery: Arc<Delivery>,
     keys: NewKeys,
     facts: EngineFacts,
     options: ClientOptions,
-    /// `None`: there is one engine. The lock is held while one request is placed: a look-up per block of its prompt.
+    /// `None` if there is one engine. The lock is held while one request is placed, which takes a look-up per block of
+    /// its prompt.
     placement: Option<Mutex<Placement>>,
     hasher: PrefixHasher,
 }
 
 impl EngineRouter {
-    /// Connect to all engines, in the order of their ranks, within `options.connect_timeout` in all.
+    /// Connect to all engines, in the order of their ranks, within `options.connect_timeout` in total.
     ///
     /// # Errors
-    /// Why one of them is not connected, or that it does not fit to the first.
+    /// An engine cannot be reached, or its facts differ from the first one's.
     pub fn connect(endpoints: Vec<Endpoint>, options: ClientOptions) -> Result<Self, ClientError> {
         let began = Instant::now();
         let delivery = Delivery::new()?;
         let mut engines: Vec<Arc<EngineClient>> = Vec::with_capacity(endpoints.len());
         for (rank, endpoint) in endpoints.into_iter().enumerate() {
             let first = engines.first();
-            // What is left of the time, and a moment for an engine that is there.
+            // The rest of the time, plus a moment for engines that listen already.
             let left = options.connect_timeout.saturating_sub(began.elapsed());
             let connect_timeout = left.max(options.connect_timeout.min(Duration::from_millis(100)));
             let options = ClientOptions { connect_timeout, ..options };
@@ -82,10 +83,10 @@ impl EngineRouter {
         })
     }
 
-    /// Put a restarted engine into the place of `rank`. What its predecessor has not finished ends, if it has not yet.
+    /// Replace the engine of `rank` by a restarted one. Unfinished requests of the old one end.
     ///
     /// # Errors
-    /// Why there is no connection, or that the engine does not fit to the others; nothing has changed then.
+    /// There is no connection, or the engine's facts differ from the others'. Nothing has changed then.
     pub fn reconnect(&self, rank: usize, endpoint: Endpoint, timeout: Duration) -> Result<(), ClientError> {
         self.engine(rank)?;
         let options = ClientOptions { connect_timeout: timeout, ..self.options };
@@ -101,7 +102,8 @@ impl EngineRouter {
         Ok(())
     }
 
-    /// Leave the engine of one rank: its requests end with `reason`, and so does what would come to it. The others go on.
+    /// Give up the engine of one rank: its requests, and those sent to it later, end with `reason`. The others
+    /// continue.
     ///
     /// # Errors
     /// There is no such rank.
@@ -110,13 +112,13 @@ impl EngineRouter {
         Ok(())
     }
 
-    /// How many engines there are, dead ones included.
+    /// Number of engines, including dead ones.
     #[must_use]
     pub fn num_engines(&self) -> usize {
         self.engines.len()
     }
 
-    /// The engine of a rank, as it is now.
+    /// The current client of a rank's engine.
     ///
     /// # Errors
     /// There is no such rank.
@@ -130,7 +132,7 @@ impl EngineRouter {
         self.engines.iter().map(|engine| engine.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Those that live; all, when none does.
+    /// The clients of living engines; all clients if none lives.
     fn living(&self) -> Vec<Arc<EngineClient>> {
         let living: Vec<_> = self.engines().filter(|engine| engine.is_alive()).collect();
         if living.is_empty() { self.engines().collect() } else { living }
@@ -140,7 +142,7 @@ impl EngineRouter {
         self.placement.as_ref().map(|placement| placement.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What the first engine is; what a request must keep to is the same for all, but for the number of blocks.
+    /// The facts of the first engine. The limits of requests are the same for all, except for the number of blocks.
     #[must_use]
     pub fn facts(&self) -> &EngineFacts {
         &self.facts
@@ -152,17 +154,17 @@ impl EngineRouter {
         self.keys.client_index
     }
 
-    /// A fresh name for a request.
+    /// A new key for a request.
     #[must_use]
     pub fn new_key(&self) -> RequestKey {
         self.keys.next()
     }
 
-    /// Hand requests in that one engine is to take at once and in this order, all or none: a request and those that fork it.
-    /// The prompt is hashed, and the frame made, on the caller's thread.
+    /// Submit a request together with the requests that fork it. One engine takes all of them in this order, or none.
+    /// The prompt is hashed, and the frame encoded, on the caller's thread.
     ///
     /// # Errors
-    /// What is wrong with one of them, or that no engine takes it; nothing was sent then.
+    /// One of the requests is invalid, or no engine accepts them. Nothing was sent then.
     pub fn add_requests(&self, requests: &[NewRequest]) -> Result<(), ClientError> {
         if self.placement.is_none() || requests.is_empty() {
             return self.engine(0)?.add_requests(requests);
@@ -187,7 +189,7 @@ impl EngineRouter {
             if !matches!(error, ClientError::Dead { .. } | ClientError::Backlogged { .. }) {
                 return Err(error);
             }
-            // Another may take it.
+            // Another engine may accept it.
             is_out[rank] = true;
             last_error = Some(error);
         }
@@ -197,12 +199,12 @@ impl EngineRouter {
         ClientError::Dead { reason: self.death().unwrap_or_else(|| "no engine takes requests".to_owned()) }
     }
 
-    /// End requests; each gives a last output. Keys of finished and of other clients' requests are ignored.
+    /// Abort requests; each gets a last output. Keys of finished requests and of other clients' requests are ignored.
     pub fn abort_keys(&self, keys: Vec<RequestKey>) {
         self.by_engine(keys, EngineClient::abort_keys);
     }
 
-    /// Give each engine its own of some keys.
+    /// Sort keys by engine, and call `give` for each engine with its own.
     fn by_engine(&self, keys: Vec<RequestKey>, give: fn(&EngineClient, Vec<RequestKey>)) {
         let Some(placement) = self.placement() else {
             return self.engines().for_each(|engine| give(&engine, keys.clone()));
@@ -221,7 +223,7 @@ impl EngineRouter {
         }
     }
 
-    /// End requests by their ids; unknown and finished ones are ignored.
+    /// Abort requests by their ids; unknown and finished ones are ignored.
     pub fn abort_requests<'a>(&self, request_ids: impl IntoIterator<Item = &'a str>) {
         let Some(placement) = self.placement() else {
             if let Ok(engine) = self.engine(0) {
@@ -234,27 +236,28 @@ impl EngineRouter {
         self.abort_keys(keys);
     }
 
-    /// End requests whose texts have come to a stop string; they count as complete.
+    /// End requests whose text has reached a stop string; they count as complete.
     pub fn stop_keys(&self, keys: Vec<RequestKey>) {
         self.by_engine(keys, EngineClient::stop_keys);
     }
 
-    /// Say why a request ended whose last output was not settled: by a stop string, or by its length. To be called while
-    /// [`Self::drain_outputs`] hands that output over: afterwards it is not known which engine had the request.
+    /// Report why a request ended whose last output left that open: at a stop string, or at its length limit. Call this
+    /// while [`Self::drain_outputs`] passes on that output; afterwards the router has forgotten which engine had the
+    /// request.
     pub fn settle_end(&self, key: RequestKey, found_stop: bool) {
         if let Some(engine) = self.engine_of(key) {
             engine.settle_end(key, found_stop);
         }
     }
 
-    /// The grammar of a request is compiled: it may run.
+    /// Report that the grammar of a request is compiled, so that the request may run.
     pub fn grammar_ready(&self, key: RequestKey) {
         if let Some(engine) = self.engine_of(key) {
             engine.grammar_ready(key);
         }
     }
 
-    /// The grammar of a request cannot be compiled: it ends with an error.
+    /// Report that the grammar of a request cannot be compiled; the request ends with an error.
     pub fn grammar_failed(&self, key: RequestKey) {
         if let Some(engine) = self.engine_of(key) {
             engine.grammar_failed(key);
@@ -269,7 +272,8 @@ impl EngineRouter {
         self.engine(rank).ok()
     }
 
-    /// Take everything that has arrived, oldest first. One thread at a time, or each gets a part.
+    /// Take all outputs that have arrived, oldest first. Call it from one thread at a time; otherwise each thread gets
+    /// only a part.
     pub fn drain_outputs(&self, mut receive: impl FnMut(ClientOutput)) {
         if self.placement.is_none() {
             return self.delivery.drain(receive);
@@ -290,7 +294,7 @@ impl EngineRouter {
         }
     }
 
-    /// Its eventfd is readable while something has arrived, from whichever engine.
+    /// The notifier; its eventfd is readable while outputs of any engine wait.
     #[must_use]
     pub fn notifier(&self) -> &Notifier {
         &self.delivery.notifier
@@ -302,7 +306,7 @@ impl EngineRouter {
         sum(self.living().iter().map(|engine| engine.stats()))
     }
 
-    /// The sum of the living engines' counters now; after `timeout` the last that are known.
+    /// Ask for the living engines' current counters and add them up; after `timeout`, use the last known ones.
     #[must_use]
     pub fn fresh_stats(&self, timeout: Duration) -> Counters {
         let deadline = Instant::now() + timeout;
@@ -313,7 +317,7 @@ impl EngineRouter {
         }))
     }
 
-    /// All that each engine has counted, by rank; `None` for one that has gone or does not answer within `timeout`.
+    /// The metrics of each engine, by rank; `None` for an engine that is gone or does not answer within `timeout`.
     #[must_use]
     pub fn metrics(&self, timeout: Duration) -> Vec<Option<MetricsSnapshot>> {
         let deadline = Instant::now() + timeout;
@@ -322,7 +326,7 @@ impl EngineRouter {
         asked.into_iter().map(|answer| answer.recv_timeout(left()).ok()).collect()
     }
 
-    /// The oldest heartbeat and the longest pause of the living engines, and the sum of their steps.
+    /// The oldest heartbeat and the longest pause among the living engines, and the sum of their steps.
     #[must_use]
     pub fn health(&self) -> Health {
         let worst = |a: Health, b: Health| Health {
@@ -334,19 +338,19 @@ impl EngineRouter {
         self.living().iter().map(|engine| engine.health()).fold(none, worst)
     }
 
-    /// Whether an engine is connected.
+    /// Whether any engine is connected.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.engines().any(|engine| engine.is_alive())
     }
 
-    /// What the last step that failed for a request of this client raised, in whichever engine.
+    /// The error of the last failed step, in any engine, that ended requests of this client.
     #[must_use]
     pub fn last_step_error(&self) -> Option<Arc<str>> {
         self.delivery.last_step_error()
     }
 
-    /// Why there is no engine any more.
+    /// Why no engine is connected; `None` while one is.
     #[must_use]
     pub fn death(&self) -> Option<String> {
         let deaths: Option<Vec<String>> =
@@ -359,14 +363,14 @@ impl EngineRouter {
         Some(format!("no engine is alive: {}", each.collect::<Vec<_>>().join("; ")))
     }
 
-    /// Disconnect: requests that run get their last output. Idempotent.
+    /// Disconnect; running requests get their last output. Idempotent.
     pub fn close(&self) {
         self.engines().for_each(|engine| engine.close());
     }
 }
 
 /// # Errors
-/// A number that a front end takes for all engines is another.
+/// The engine differs from the first one in a number that a front end assumes to be the same for all.
 fn check_alike(rank: usize, engine: &EngineFacts, first: &EngineFacts) -> Result<(), ClientError> {
     let numbers = [
         ("max_model_len", engine.limits.max_model_len, first.limits.max_model_len),
@@ -378,13 +382,13 @@ fn check_alike(rank: usize, engine: &EngineFacts, first: &EngineFacts) -> Result
     }
 }
 
-/// Counters of the same name added up, in the order of the first engine that has any.
+/// Add up counters of the same name, in the order of the first engine that has any.
 fn sum(each: impl Iterator<Item = Counters>) -> Counters {
-    // An engine that has not answered yet has none.
+    // An engine that has not answered yet has no counters.
     let add = |mut total: Counters, counters: Counters| {
         let entries = Arc::make_mut(&mut total);
         for (at, (name, value)) in counters.iter().enumerate() {
-            // The same program runs behind each, so the names mostly stand in the same places.
+            // All engines run the same program, so the names are mostly in the same places.
             let is_at = entries.get(at).is_some_and(|(own, _)| own == name);
             let found = if is_at { Some(at) } else { entries.iter().position(|(own, _)| own == name) };
             match found {

@@ -1,4 +1,4 @@
-//! `EngineServer`: the engine's side. One thread accepts clients, feeds the scheduler's inbox and sends its outputs away.
+//! `EngineServer`: the engine's side. One thread accepts clients, feeds the scheduler's inbox and sends its outputs.
 //!
 //! ```text
 //!  clients ──frames──▶ reader task ──EngineHandle──▶ Inbox ──▶ scheduler's thread
@@ -6,10 +6,10 @@
 //!     └──────────── writer task ◀── Outbox ◀── egress task ◀── Egress
 //! ```
 //!
-//! One thread with a current-thread runtime is enough and better than several: a step costs it one wake-up, one pass over
-//! the egress and one `write` per client (some 10 µs for 256 tokens), the cores belong to the model and the front ends, and what
-//! its tasks share needs no lock. It never takes the interpreter's lock, so frames are read and heartbeats answered while
-//! Python computes.
+//! One thread with a current-thread runtime is better than several. A step costs it one wake-up, one pass over the
+//! egress and one `write` per client (about 10 µs for 256 tokens); the cores are left to the model and the front ends;
+//! and what its tasks share needs no lock. The thread never takes the GIL, so it reads frames and answers heartbeats
+//! while Python computes.
 
 mod connection;
 mod control;
@@ -39,14 +39,14 @@ use crate::{
     },
 };
 
-/// See the module docs. Dropped, it stops.
+/// See the module docs. Dropping it stops the server.
 #[derive(Debug)]
 pub struct EngineServer {
     control: mpsc::UnboundedSender<Control>,
     thread: Option<JoinHandle<()>>,
     counters: Arc<ServerCounters>,
     complaints: std_mpsc::Receiver<String>,
-    /// Held for as long as it takes to write it down, or to copy it into a frame.
+    /// The lock is held only while the error is stored or copied into a frame.
     step_error: Arc<Mutex<StepError>>,
     queries: Arc<Queries>,
 }
@@ -55,7 +55,7 @@ impl EngineServer {
     /// Start the I/O thread.
     ///
     /// # Errors
-    /// When a listener cannot be used or no thread or descriptor is left.
+    /// A listener cannot be used, or no thread or descriptor is left.
     pub fn start(options: ServerOptions) -> Result<Self, EndpointError> {
         let counters = Arc::new(ServerCounters::default());
         let (control, commands) = mpsc::unbounded_channel();
@@ -83,21 +83,22 @@ impl EngineServer {
         }
     }
 
-    /// What a step raised. To be called before [`scheduler::Scheduler::fail_step`]: then it reaches every client whose
-    /// requests end with the step, before their last outputs.
+    /// Record the error of a step. Call it before [`scheduler::Scheduler::fail_step`]: then it reaches every client
+    /// whose requests end with the step, before their last outputs.
     pub fn note_step_error(&self, message: &str) {
         let mut step_error = self.step_error.lock().unwrap_or_else(PoisonError::into_inner);
         step_error.number += 1;
         message.clone_into(&mut step_error.message);
     }
 
-    /// What clients ask of the thread that steps the engine.
+    /// The queries of clients to the thread that steps the engine.
     #[must_use]
     pub fn queries(&self) -> Arc<Queries> {
         self.queries.clone()
     }
 
-    /// Tell every client that the engine died and why, and end. Returns when they know, or after half a second.
+    /// Tell every client that the engine died and why, then end. Returns when they have received it, or after half a
+    /// second.
     pub fn fail(&mut self, message: &str) {
         self.end(Control::Fail(message.to_owned()));
     }
@@ -113,14 +114,14 @@ impl EngineServer {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Counters.
+    /// The server's counters.
     #[must_use]
     pub fn stats(&self) -> ServerStats {
         self.counters.read()
     }
 
-    /// Why connections were refused or cut, for the log, since the last call. Beyond 64 that were not taken, further ones are
-    /// only counted.
+    /// The reasons for refused or cut connections since the last call, for the log. At most 64 are kept; further ones
+    /// are only counted.
     #[must_use]
     pub fn take_complaints(&self) -> Vec<String> {
         self.complaints.try_iter().collect()
@@ -128,13 +129,13 @@ impl EngineServer {
 
     fn end(&mut self, control: Control) {
         let Some(thread) = self.thread.take() else { return };
-        // An error means that the thread has ended already.
+        // An error means that the thread has already ended.
         let _ = self.control.send(control);
         let _ = thread.join();
     }
 }
 
-/// Complaints kept until they are taken.
+/// Most complaints that are kept until they are taken.
 const MAX_COMPLAINTS: usize = 64;
 
 fn start_error(action: &'static str, source: io::Error) -> EndpointError {

@@ -1,4 +1,5 @@
-//! Numbers, texts and lists as bytes: little-endian, length first, every length checked before memory is taken.
+//! Numbers, texts and lists as bytes: little-endian, with the length first. Every length is checked before memory is
+//! allocated.
 
 use crate::error::DecodeError;
 
@@ -47,7 +48,7 @@ impl Writer<'_> {
         self.0.extend_from_slice(bytes);
     }
 
-    /// Length and bytes.
+    /// Append the length and the bytes.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.u32(bytes.len() as u32);
         self.raw(bytes);
@@ -57,7 +58,7 @@ impl Writer<'_> {
         self.bytes(text.as_bytes());
     }
 
-    /// Count and token ids.
+    /// Append the count and the token ids.
     pub(crate) fn i32s(&mut self, values: &[i32]) {
         self.u32(values.len() as u32);
         self.0.reserve(size_of_val(values));
@@ -67,7 +68,7 @@ impl Writer<'_> {
     }
 }
 
-/// Takes values from the body of a frame. Whatever the bytes are, it answers with a value or an error.
+/// Reads values from the body of a frame. For any bytes, it returns a value or an error.
 #[derive(Debug)]
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
@@ -83,7 +84,7 @@ impl<'a> Reader<'a> {
     }
 
     /// # Errors
-    /// When bytes are left over: the sender meant something that this version does not know.
+    /// Bytes are left over: the sender wrote something that this version does not know.
     pub(crate) fn finish(self) -> Result<(), DecodeError> {
         if self.rest.is_empty() { Ok(()) } else { Err(DecodeError::TrailingBytes { count: self.rest.len() }) }
     }
@@ -159,8 +160,8 @@ impl<'a> Reader<'a> {
         Ok(words.iter().map(|word| i32::from_le_bytes(*word)).collect())
     }
 
-    /// A number of items of at least `item_bytes` each. One that the rest of the frame cannot hold is refused here,
-    /// before room for it is reserved.
+    /// Read a number of items of at least `item_bytes` each. If the rest of the frame cannot hold them, refuse it here,
+    /// before memory is reserved.
     pub(crate) fn count(&mut self, item_bytes: usize) -> Result<usize, DecodeError> {
         let count = self.u32()? as usize;
         match count.checked_mul(item_bytes) {

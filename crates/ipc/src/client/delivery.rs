@@ -1,4 +1,4 @@
-//! Where a client's outputs arrive: pushed by the I/O threads of its connections, taken by the front end's thread.
+//! The queue of a client's outputs: the I/O threads of its connections push, the front end's thread takes.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,33 +9,33 @@ use crate::{
     notifier::Notifier,
 };
 
-/// What became of requests.
+/// Something that happened to a request.
 #[derive(Clone, PartialEq, Debug)]
 pub enum ClientOutput {
-    /// A token, an end, or both.
+    /// A token, the request's end, or both.
     Output(EngineCoreOutput),
-    /// Log-probabilities of a token that follows.
+    /// Log-probabilities of a token that arrives later.
     Logprobs(TokenLogprobs),
-    /// Log-probabilities of places of a prompt; the request's first token comes later.
+    /// Log-probabilities of prompt positions; the request's first token arrives later.
     PromptLogprobs(PromptLogprobs),
-    /// The engine did not take the request; there is no other output.
+    /// The engine did not accept the request; no other output follows.
     Refused {
-        /// Which.
+        /// The request's key.
         key: RequestKey,
-        /// Why.
+        /// Why it was refused.
         error: AddRequestError,
     },
-    /// The engine has gone. There is no other output.
+    /// The engine is gone; no other output follows.
     Died {
-        /// Whose last output this is.
+        /// The request's key.
         key: RequestKey,
-        /// Why, as [`crate::EngineClient::death`] says it.
+        /// Why, as [`crate::EngineClient::death`] reports it.
         reason: Arc<str>,
     },
 }
 
 impl ClientOutput {
-    /// The request that this is about.
+    /// The key of the request that this output belongs to.
     #[must_use]
     pub fn key(&self) -> RequestKey {
         match self {
@@ -46,7 +46,7 @@ impl ClientOutput {
         }
     }
 
-    /// Whether nothing else comes for the request.
+    /// Whether this is the request's last output.
     #[must_use]
     pub fn is_last(&self) -> bool {
         match self {
@@ -57,13 +57,13 @@ impl ClientOutput {
     }
 }
 
-/// Where outputs arrive, of one engine or of several.
+/// The queue of outputs from one engine or several.
 #[derive(Debug)]
 pub(crate) struct Delivery {
-    /// In batches; lock-free, as in the scheduler.
+    /// Outputs in batches; lock-free, as in the scheduler.
     outputs: Inbox<Vec<ClientOutput>>,
     pub(crate) notifier: Notifier,
-    /// Held for as long as it takes to exchange a pointer.
+    /// The lock is held only while a pointer is exchanged.
     step_error: Mutex<Option<Arc<str>>>,
 }
 
@@ -76,17 +76,17 @@ impl Delivery {
         Ok(Arc::new(Self { outputs: Inbox::new(), notifier, step_error: Mutex::default() }))
     }
 
-    /// Why outputs that come next say that a step failed.
+    /// Store why a step failed, for the failed outputs that arrive next.
     pub(crate) fn note_step_error(&self, message: Arc<str>) {
         *self.step_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
     }
 
-    /// What the last step that failed raised.
+    /// The error of the last failed step.
     pub(crate) fn last_step_error(&self) -> Option<Arc<str>> {
         self.step_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Hand a batch to the thread that drains.
+    /// Pass a batch to the thread that drains.
     pub(crate) fn deliver(&self, batch: Vec<ClientOutput>) {
         if !batch.is_empty() {
             self.outputs.push(batch);

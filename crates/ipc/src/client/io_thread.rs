@@ -1,5 +1,5 @@
-//! A client's I/O thread. It alone knows which requests have no last output yet, so each gets one when the
-//! connection is lost.
+//! A client's I/O thread. Only this thread knows which requests have no last output yet, so it can give each one when
+//! the connection is lost.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -32,20 +32,20 @@ use crate::{
     server::query::MAX_OPEN_QUERIES,
 };
 
-/// Largest frame that an engine sends.
+/// Size limit of a frame from the engine.
 const MAX_ENGINE_FRAME_BYTES: usize = MAX_REPLY_BYTES + 64;
 
-/// Questions for metrics that may be without an answer.
+/// Most queries for metrics that may wait for an answer.
 const MAX_METRICS_QUERIES: usize = 64;
 
-/// Between two attempts to connect.
+/// Pause between two attempts to connect.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 type Connected = std_mpsc::SyncSender<Result<Welcome, ConnectionError>>;
 type BoxedReader = Box<dyn AsyncRead + Unpin>;
 type BoxedWriter = Box<dyn AsyncWrite + Unpin>;
 
-/// The thread's life.
+/// Run the thread until the client is closed.
 pub(crate) fn run(
     endpoint: &Endpoint,
     options: ClientOptions,
@@ -88,7 +88,8 @@ pub(crate) fn run(
         let reason: Arc<str> = end.reason(pid).into();
         connection.die(&reason);
         drop(reader);
-        // Until the client is closed, requests that are still handed in end at once, also those sent before the death.
+        // Until the client is closed, end every further request at once, also those that were sent before the death was
+        // known.
         while let Some(command) = commands.recv().await {
             match command {
                 Command::Add { requests, .. } => {
@@ -132,7 +133,7 @@ async fn connect(
     }
 }
 
-/// Try again while no engine listens. When the time is over, the last attempt's error is the answer.
+/// Retry while no engine listens. After the time limit, return the error of the last attempt.
 async fn until_there<T, F: Future<Output = io::Result<T>>>(
     deadline: Instant,
     connect: impl Fn() -> F,
@@ -199,7 +200,7 @@ async fn greet(
 
 /// How a connection ended.
 enum End {
-    /// By our own wish.
+    /// The client's owner closed it.
     ClosedHere(Box<str>),
     Goodbye,
     Fatal(String),
@@ -230,9 +231,9 @@ fn died(key: RequestKey, reason: &Arc<str>) -> ClientOutput {
 
 struct Connection {
     shared: Arc<Shared>,
-    /// Upper bits of keys on this side, as `live` has them.
+    /// The upper bits of keys on this side, as in `live`.
     client_index: u32,
-    /// Upper bits of keys on the engine's side.
+    /// The upper bits of keys on the engine's side.
     engine_index: u32,
     /// Requests without a last output.
     live: HashMap<RequestKey, Box<str>>,
@@ -240,7 +241,8 @@ struct Connection {
     by_id: HashMap<Box<str>, RequestKey>,
     metrics_queries: HashMap<u64, std_mpsc::SyncSender<MetricsSnapshot>>,
     stats_queries: HashMap<u64, std_mpsc::SyncSender<Counters>>,
-    /// Until they are answered, also when the caller no longer waits: they count as long as the engine has them.
+    /// Open queries. They stay until they are answered, even if the caller no longer waits, because the engine still
+    /// counts them.
     queries: HashMap<u64, std_mpsc::SyncSender<QueryOutcome>>,
     next_id: u64,
     awaits_pong: bool,
@@ -289,14 +291,14 @@ impl Connection {
                         outbox.fill(|buffer| self.ask(buffer));
                     }
                 }
-                // That the connection is lost is the reader's to say, after all that came before it.
+                // The reader reports the loss of the connection, after everything that arrived before it.
                 _ = &mut writing, if is_writing => is_writing = false,
             }
             self.shared.unsent.store(outbox.num_unsent(), Ordering::Relaxed);
         }
     }
 
-    /// Ask whether the engine lives, and for its counters.
+    /// Send a ping and ask for the counters.
     fn ask(&mut self, buffer: &mut Vec<u8>) {
         self.awaits_pong = true;
         self.next_id += 1;
@@ -331,7 +333,8 @@ impl Connection {
             }
             Command::Metrics(answer) => {
                 self.next_id += 1;
-                // An engine that is stopped is not asked without end: the answer is dropped, which says so.
+                // A stopped engine must not collect queries without end. Dropping the sender tells the caller that
+                // there is no answer.
                 if self.metrics_queries.len() < MAX_METRICS_QUERIES {
                     self.metrics_queries.insert(self.next_id, answer);
                     ClientMessage::MetricsQuery(self.next_id).encode(buffer);
@@ -353,7 +356,7 @@ impl Connection {
         }
     }
 
-    /// A key of this side as the engine knows it.
+    /// Translate a key of this side to the engine's side.
     fn abroad(&self, key: RequestKey) -> RequestKey {
         key_of(self.engine_index, counter_of(key))
     }
@@ -365,7 +368,7 @@ impl Connection {
         buffer: &mut Vec<u8>,
     ) {
         keys.retain(|key| self.live.contains_key(key));
-        // Far fewer than the engine's frames hold, but nothing else bounds what a caller gives.
+        // A frame could hold many more, but nothing else limits how many keys a caller passes.
         for keys in keys.chunks(1 << 16) {
             let keys = keys.iter().map(|key| self.abroad(*key)).collect();
             message(keys).encode(buffer);
@@ -458,16 +461,16 @@ impl Connection {
         }
     }
 
-    /// The connection is lost: give every request its last output.
+    /// The connection is lost: give each request its last output.
     fn die(&mut self, reason: &Arc<str>) {
-        // Before the outputs: a caller that gets one can ask why.
+        // Set it before the outputs arrive: a caller that gets one may ask why.
         let _ = self.shared.death.set(reason.clone());
         self.stats_queries.clear();
         self.queries.clear();
         self.metrics_queries.clear();
         let batch = self.live.drain().map(|(key, _)| died(key, reason)).collect();
         self.shared.delivery.deliver(batch);
-        // Also when nothing ran: a sleeping reader must see that the engine has gone.
+        // Notify even if nothing ran: a sleeping reader must see that the engine is gone.
         self.shared.delivery.notifier.notify();
     }
 }

@@ -1,4 +1,5 @@
-//! What a client's callers and its I/O thread share: commands go one way, what is known of the engine comes the other.
+//! The state that a client's callers share with its I/O thread: commands go to the thread, facts about the engine come
+//! back.
 
 use std::{
     sync::{
@@ -20,15 +21,15 @@ use crate::{
 /// Times and limits of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientOptions {
-    /// How long to try to connect; an engine that does not listen yet is waited for.
+    /// How long to try to connect, waiting for an engine that does not listen yet.
     pub connect_timeout: Duration,
-    /// How often to look whether the engine lives.
+    /// Interval between two pings to the engine.
     pub heartbeat_interval: Duration,
-    /// A TCP connection that is silent for so long is lost.
+    /// A TCP connection counts as lost after this long without data.
     pub silence_timeout: Duration,
-    /// Requests are refused while more bytes than these wait for the engine to read them.
+    /// Requests are refused while more bytes than this wait to be sent to the engine.
     pub max_unsent_bytes: usize,
-    /// What the engine must be able to do.
+    /// Capabilities that the engine must have.
     pub capabilities: u64,
 }
 
@@ -44,14 +45,14 @@ impl Default for ClientOptions {
     }
 }
 
-/// What the heartbeat shows.
+/// What the last heartbeat reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Health {
-    /// Since the engine's process answered last.
+    /// Time since the engine's process last answered.
     pub heartbeat_age: Duration,
-    /// For how long the engine has had something to do and done nothing.
+    /// For how long the engine has had requests without finishing a step.
     pub step_age: Duration,
-    /// Steps that it has scheduled.
+    /// Number of steps scheduled since the engine's start.
     pub num_steps: u64,
 }
 
@@ -61,16 +62,16 @@ pub type Counters = Arc<Vec<(String, u64)>>;
 /// What callers send to the I/O thread.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// An `AddRequests` frame, and whose ends to wait for.
+    /// An `AddRequests` frame, and the requests whose ends to wait for.
     Add {
         frame: Vec<u8>,
         requests: Vec<(RequestKey, Box<str>)>,
     },
     AbortKeys(Vec<RequestKey>),
     AbortIds(Vec<Box<str>>),
-    /// They are complete.
+    /// These requests are complete: their text has reached a stop string.
     StopKeys(Vec<RequestKey>),
-    /// Why a request ended, which the engine cannot know.
+    /// Why a request ended, which the engine cannot know by itself.
     SettleEnd {
         key: RequestKey,
         found_stop: bool,
@@ -88,17 +89,17 @@ pub(crate) enum Command {
     Close(Box<str>),
 }
 
-/// What the callers and the I/O thread share.
+/// The state that callers share with the I/O thread.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) delivery: Arc<Delivery>,
     pub(crate) death: OnceLock<Arc<str>>,
     pub(crate) unsent: AtomicUsize,
-    /// Held for as long as it takes to exchange a pointer.
+    /// The lock is held only while a pointer is exchanged.
     last_stats: Mutex<Counters>,
-    /// The atomics below count from here.
+    /// The start of the time that the atomics below count.
     began: Instant,
-    // Relaxed: they are looked at by people and by a health check, and order nothing.
+    // Relaxed: only people and a health check read them, and they order nothing.
     heartbeat_ns: AtomicU64,
     step_age_ns: AtomicU64,
     num_steps: AtomicU64,
@@ -120,7 +121,7 @@ impl Shared {
         }
     }
 
-    /// The engine has answered.
+    /// Record the engine's answer to a ping.
     pub(crate) fn note_heartbeat(&self, step_age_ns: u64, num_steps: u64) {
         self.heartbeat_ns.store(self.began.elapsed().as_nanos() as u64, Ordering::Relaxed);
         self.step_age_ns.store(step_age_ns, Ordering::Relaxed);
@@ -148,11 +149,11 @@ impl Shared {
         self.last_stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The engine's counters have come.
+    /// Store the engine's counters.
     pub(crate) fn note_stats(&self, counters: &Counters) {
         self.last_stats().clone_from(counters);
         let of = |name: &str| counters.iter().find(|(entry, _)| entry == name).map_or(0, |(_, value)| *value);
-        // What waits was either never admitted, in which case it is queued, or it was preempted.
+        // A waiting request was either never admitted, and then counted as queued too, or preempted.
         let in_all = of("num_running") + of("num_waiting").max(of("num_queued"));
         let of_others = in_all.saturating_sub(of(NUM_CLIENT_REQUESTS));
         self.num_of_others.store(u32::try_from(of_others).unwrap_or(u32::MAX), Ordering::Relaxed);

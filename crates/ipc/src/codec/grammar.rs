@@ -1,5 +1,5 @@
-//! The last part of `AddRequests`, there only when a request waits for a grammar: which grammars, and of which requests.
-//! Samples share theirs, so it is sent once for all that stand behind each other.
+//! The optional last part of `AddRequests`: the grammars that requests wait for, and which requests wait for which.
+//! Samples of one request share a grammar, so it is sent once for each run of consecutive requests.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ const DISABLES_ADDITIONAL_PROPERTIES: u8 = 1 << 2;
 const HAS_THINKING: u8 = 1 << 3;
 const BEGINS_WITHIN: u8 = 1 << 4;
 const HAS_BUDGET: u8 = 1 << 5;
-/// Flags that say more about thoughts.
+/// Flags that describe a thinking gate.
 const OF_THINKING: u8 = BEGINS_WITHIN | HAS_BUDGET;
 
-/// Fewest bytes of a grammar: its run of requests, kind, flags and the length of its text.
+/// Fewest bytes of a grammar: the length of its run of requests, its kind, its flags and the length of its text.
 const LEAST_BYTES: usize = 14;
 
-/// Append the grammars of requests, if one waits for its own.
+/// Append the grammars of the requests, if any request waits for one that it brings.
 pub(crate) fn encode(requests: &[NewRequest], body: &mut Writer<'_>) {
     let mut runs: Vec<(u32, u32, &Arc<GrammarSpec>)> = Vec::new();
     for (index, request) in (0..).zip(requests) {
@@ -45,7 +45,7 @@ pub(crate) fn encode(requests: &[NewRequest], body: &mut Writer<'_>) {
     }
 }
 
-/// Whether a request waits, for a grammar that it brings or for one that its caller keeps.
+/// Whether a request waits for a grammar: one that it brings, or one that its caller keeps.
 pub(crate) fn waits(request: &NewRequest) -> bool {
     request.waits_for_grammar || request.grammar.is_some()
 }
@@ -79,7 +79,7 @@ fn encode_one(spec: &GrammarSpec, body: &mut Writer<'_>) {
     }
 }
 
-/// Read them, and give them to their requests.
+/// Read the grammars and attach them to their requests.
 pub(crate) fn decode(body: &mut Reader<'_>, requests: &mut [NewRequest]) -> Result<(), DecodeError> {
     if !requests.iter().any(waits) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! `Metrics`: counters and histograms by name, so that an engine may have more of them than its client knows.
+//! `Metrics`: counters and histograms by name, so that an engine may send some that its client does not know.
 
 use std::borrow::Cow;
 

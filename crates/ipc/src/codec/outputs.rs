@@ -1,4 +1,4 @@
-//! `Outputs`: what one step gave to one client. The time once, then a record per output.
+//! `Outputs`: the outputs of one step for one client: the time once, then a record per output.
 //!
 //! ```text
 //! body:    u64 timestamp_ns, records
@@ -20,7 +20,7 @@ const FIRST: u64 = 1;
 const END: u64 = 2;
 const PREDICTED: u64 = 4;
 
-/// A frame is ended when it has reached this size.
+/// A frame ends when it has reached this size.
 pub(crate) const FULL_BYTES: usize = 128 << 10;
 
 /// Append one record.

@@ -1,5 +1,5 @@
-//! `AddRequests`: a request and those that fork it. A prompt that repeats the one before it is not sent
-//! again, nor are the same extras.
+//! `AddRequests`: a request and the requests that fork it. A prompt is not sent again if the previous request has the
+//! same, with the same extra keys and prediction; neither are equal extras.
 
 use std::sync::Arc;
 
@@ -15,27 +15,27 @@ use crate::{
     wire::{Reader, Writer},
 };
 
-/// Prompt and extra keys are those of the request before it.
+/// The prompt, its extra keys and the prediction are those of the previous request.
 const SAME_PROMPT: u16 = 1;
 const SKIPS_PREFIX_CACHE: u16 = 1 << 1;
 const WAITS_FOR_GRAMMAR: u16 = 1 << 2;
 const HAS_FORK: u16 = 1 << 3;
 const HAS_EOS: u16 = 1 << 4;
 const HAS_EXTRAS: u16 = 1 << 5;
-/// Its extras are those of the request before it.
+/// The extras are those of the previous request.
 const SAME_EXTRAS: u16 = 1 << 6;
 const REPORTS_PROMPT_PROGRESS: u16 = 1 << 7;
 const HAS_STOP_STRINGS: u16 = 1 << 8;
-/// It is not charged to the bucket of those that say nothing.
+/// The request names the bucket that it is charged to; without this flag it is charged to the default one.
 const HAS_PAYER: u16 = 1 << 9;
 const HAS_PREDICTION: u16 = 1 << 10;
-/// A flag above it means nothing.
+/// The highest flag; higher bits are invalid.
 const LAST_FLAG: u16 = HAS_PREDICTION;
 
 /// Fewest bytes of a request.
 const LEAST_BYTES: usize = 38 + 4 * NUM_FLOATS + 8 * NUM_INTS;
 
-/// Append the body, with other keys than those that the requests have.
+/// Append the body, with the keys replaced by what `rename` returns.
 pub(crate) fn encode(requests: &[NewRequest], rename: impl Fn(RequestKey) -> RequestKey, body: &mut Vec<u8>) {
     let mut body = Writer(body);
     body.u32(requests.len() as u32);
@@ -119,12 +119,12 @@ fn encode_one(
     }
 }
 
-/// Whether both share the extras of one request: samples do.
+/// Whether both requests share one extras object, as samples do.
 fn is_same_extras(one: Option<&Arc<SamplingExtras>>, other: Option<&Arc<SamplingExtras>>) -> bool {
     matches!((one, other), (Some(one), Some(other)) if Arc::ptr_eq(one, other))
 }
 
-/// An attachment is not sent: the binding refuses requests that have one before they come here.
+/// Encode the extras. Attachments are not sent: the binding refuses requests that have one.
 fn encode_extras(extras: &SamplingExtras, body: &mut Writer<'_>) {
     for (_, list) in extras.lists() {
         match list {
@@ -188,7 +188,7 @@ fn decode_list(kind: ListKind, body: &mut Reader<'_>) -> Result<TokenList, Decod
     }
 }
 
-/// Read the body. More than `max_requests` are refused before their prompts are copied.
+/// Read the body. If it has more than `max_requests`, refuse it before copying any prompt.
 pub(crate) fn decode(body: &[u8], max_requests: usize) -> Result<Vec<NewRequest>, DecodeError> {
     let mut body = Reader::new(body);
     let count = body.count(LEAST_BYTES)?;

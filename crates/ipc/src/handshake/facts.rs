@@ -1,4 +1,4 @@
-//! `EngineFacts`: what the engine is, as its welcome says it.
+//! `EngineFacts`: how an engine describes itself in its `Welcome`.
 
 use scheduler::RequestLimits;
 
@@ -7,24 +7,24 @@ use crate::{
     wire::{Reader, Writer},
 };
 
-/// What a front end needs to know of an engine. Fixed for the engine's life.
+/// What a front end needs to know about an engine. It does not change while the engine lives.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EngineFacts {
-    /// What a request must keep to.
+    /// The limits that a request must respect.
     pub limits: RequestLimits,
-    /// Running requests at most.
+    /// Most requests that run at once.
     pub max_num_seqs: u32,
-    /// Waiting requests at most.
+    /// Most requests that wait.
     pub max_num_queued_reqs: u32,
-    /// Largest frame that the engine takes.
+    /// Size limit of a frame to the engine.
     pub max_frame_bytes: u32,
-    /// Its process.
+    /// The engine's process id.
     pub pid: u32,
-    /// Whatever else its owner wants front ends to know, as its owner wrote it.
+    /// Further facts for front ends, in its owner's format.
     pub info: Box<[u8]>,
 }
 
-/// Append what the engine is.
+/// Append the facts.
 pub(crate) fn write_facts(facts: &EngineFacts, body: &mut Writer<'_>) {
     let limits = &facts.limits;
     for value in [limits.max_model_len, limits.max_num_batched_tokens, limits.block_size, limits.num_blocks] {
@@ -38,7 +38,7 @@ pub(crate) fn write_facts(facts: &EngineFacts, body: &mut Writer<'_>) {
     body.bytes(&facts.info);
 }
 
-/// Read what the engine is; numbers that no engine has are refused.
+/// Read the facts; refuses numbers that no engine can have.
 pub(crate) fn read_facts(body: &mut Reader<'_>) -> Result<EngineFacts, DecodeError> {
     let mut facts = EngineFacts {
         limits: RequestLimits {

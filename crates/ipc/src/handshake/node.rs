@@ -1,4 +1,5 @@
-//! The handshake of two nodes that hold one model: as an engine's, over a stream that a thread reads and writes.
+//! The handshake of two nodes that run one model. It resembles an engine's, but over a stream that a thread reads and
+//! writes.
 //!
 //! ```text
 //! head ── Challenge {magic, version, nonce} ────▶ node
@@ -6,8 +7,8 @@
 //! head ── Answer {1, proof}, or {0, why} ────────▶ node
 //! ```
 //!
-//! Proofs are those of `handshake.rs`, under labels of their own. Each message has one length, so that a stranger can
-//! neither have memory taken nor keep this side for longer than the limit.
+//! The proofs are those of `handshake.rs`, with other labels. Each message has a fixed length, so a stranger can
+//! neither make this side allocate memory nor occupy it for longer than the time limit.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -19,7 +20,7 @@ use thiserror::Error;
 
 use crate::handshake::{Nonce, Proof, Secret, Side, new_nonce};
 
-/// Of the frames between nodes; both sides must have the same.
+/// Version of the protocol between nodes; both sides must have the same.
 pub const NODE_PROTOCOL_VERSION: u16 = 1;
 
 const MAGIC: [u8; 4] = *b"rvln";
@@ -27,41 +28,41 @@ const WELCOME: u8 = 1;
 const WRONG_SECRET: u8 = 2;
 const WRONG_VERSION: u8 = 3;
 
-/// What ends a handshake.
+/// Why a handshake failed.
 #[derive(Debug, Error)]
 pub enum NodeHandshakeError {
-    /// Something else listens or connects there.
+    /// The other side speaks another protocol.
     #[error("the other side does not speak this protocol: its first bytes are {got:02x?}")]
     NotThisProtocol {
-        /// They.
+        /// Its first bytes.
         got: [u8; 4],
     },
-    /// Another release.
+    /// The other side speaks another version.
     #[error("the other side speaks version {theirs} of the protocol between nodes, this one version {own}")]
     Version {
-        /// Of this side.
+        /// This side's version.
         own: u16,
-        /// Of the other.
+        /// The other side's version.
         theirs: u16,
     },
-    /// A secret is missing on one side, or they differ.
+    /// One side has no secret, or the secrets differ.
     #[error("the two sides have different secrets")]
     Secret,
     /// The other side took too long.
     #[error("the other side did not answer within {seconds:.1} s")]
     Late {
-        /// The limit.
+        /// The time limit.
         seconds: f64,
     },
-    /// The network.
+    /// An error of the network.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
 
-/// The head's part, with a node that has connected.
+/// The head's side, with a node that has connected.
 ///
 /// # Errors
-/// The other side is not a node of this version that knows the secret. It has heard so.
+/// The other side is not a node of this version that knows the secret. It has been sent the reason.
 pub fn welcome_node(
     stream: &mut TcpStream,
     secret: &Secret,
@@ -83,7 +84,7 @@ pub fn welcome_node(
     stream.write(&answer(WELCOME, &secret.prove(Side::Head, &own, &theirs)))
 }
 
-/// A node's part, once it has connected to the head.
+/// The node's side, after it has connected to the head.
 ///
 /// # Errors
 /// The other side is not a head of this version that knows the secret.
@@ -131,7 +132,7 @@ fn read_hello(stream: &mut Timed<'_>) -> Result<Nonce, NodeHandshakeError> {
     stream.read()
 }
 
-/// A stream until a moment: whole messages, or an error that says what was waited for.
+/// A stream with a deadline: returns whole messages, or an error that names what was waited for.
 struct Timed<'a> {
     stream: &'a mut TcpStream,
     limit: Duration,
@@ -177,7 +178,7 @@ impl<'a> Timed<'a> {
 
 impl Drop for Timed<'_> {
     fn drop(&mut self) {
-        // What follows the handshake waits as long as it likes.
+        // Reads after the handshake have no deadline.
         let _ = self.stream.set_read_timeout(None);
         let _ = self.stream.set_write_timeout(None);
     }
@@ -199,7 +200,7 @@ mod tests {
         Secret::new(&[byte; 20]).expect("long enough")
     }
 
-    /// What the head finds, and what `node` gives.
+    /// Run both sides: what the head returns, and what `node` returns.
     fn meet<T: Send + 'static>(
         limit: Duration,
         node: impl FnOnce(TcpStream) -> T + Send + 'static,
@@ -236,7 +237,7 @@ mod tests {
             stream.write_all(&hello(&[9; 32])).expect("sent");
             let mut theirs = [0; 38 + 32];
             stream.read_exact(&mut theirs).expect("a hello");
-            // The node's own proof, sent back.
+            // Reflect the node's own proof.
             stream.write_all(&answer(WELCOME, theirs[38..].try_into().expect("32 bytes"))).expect("sent");
         });
         let mut stream = TcpStream::connect(address).expect("a connection");

@@ -1,14 +1,15 @@
-//! `Placement`: which of several engines gets a request.
+//! `Placement`: chooses the engine for a request.
 //!
-//! The engine with the least to do gets it: fewest requests, this client's and, by the last heartbeat, those of others. Of engines
-//! that are nearly equal in that ([`slack`]), the one that knows the longest beginning of the prompt; of those that are equal
-//! in that too, the one with the least to do, and then each in its turn.
+//! The least loaded engine gets it: the one with the fewest requests, counting this client's and, as of the last
+//! heartbeat, other clients'. Among engines with nearly the same load (see [`slack`]), the one that knows the longest
+//! prefix of the prompt gets it; among those that know equally much, the least loaded, and then each in turn.
 //!
-//! The slack is what keeps a shared prefix together: engines are hardly ever exactly equal, and a prefix that follows every
-//! difference of one request is computed everywhere. It grows with the load, so that it stays a small part of it.
+//! The slack keeps requests with a shared prefix together. Loads are hardly ever exactly equal, and if every difference
+//! of one request counted, each engine would compute the prefix. The slack grows with the load, so that it remains a
+//! small part of it.
 //!
-//! Some requests have no choice: one that forks another goes where that one is, and one with the id of a live one goes
-//! there too, to be refused as it would be by a single engine.
+//! Some requests have no choice. A fork goes to the engine of the request that it forks. A request with the id of a
+//! live one goes to that one's engine, to be refused there, as a single engine would do.
 
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
@@ -16,10 +17,10 @@ use scheduler::{NewRequest, RequestKey};
 
 use crate::router::prefix_table::PrefixTable;
 
-/// Most names of beginnings that are remembered of one engine; some 2 MB.
+/// Most prefixes that are remembered per engine; about 2 MB.
 pub const MAX_REMEMBERED: usize = 1 << 17;
 
-/// How many requests more than the least loaded engine one may have and still be chosen for what it knows.
+/// How many requests more than the least loaded engine an engine may have and still be chosen for its prefixes.
 #[must_use]
 pub fn slack(least: u32) -> u32 {
     2 + least / 8
@@ -29,19 +30,19 @@ pub fn slack(least: u32) -> u32 {
 #[derive(Debug)]
 pub struct Placement {
     engines: Vec<Known>,
-    /// Requests that have no last output yet.
+    /// The requests without a last output.
     live: HashMap<RequestKey, Live>,
     by_id: HashMap<Arc<str>, RequestKey>,
-    /// Whose turn it is.
+    /// The engine whose turn it is.
     next: usize,
 }
 
-/// What is known of one engine.
+/// What is known about one engine.
 #[derive(Debug)]
 struct Known {
     prefixes: PrefixTable,
     capacity: usize,
-    /// Of `Placement::live`.
+    /// Number of its requests in `Placement::live`.
     num_live: u32,
 }
 
@@ -52,7 +53,8 @@ struct Live {
 }
 
 impl Placement {
-    /// For engines with so many KV blocks: as many beginnings are remembered, up to [`MAX_REMEMBERED`].
+    /// Make a placement for engines with these numbers of KV blocks. As many prefixes are remembered, up to
+    /// [`MAX_REMEMBERED`].
     #[must_use]
     pub fn new(num_blocks: impl IntoIterator<Item = u32>) -> Self {
         let engines = num_blocks.into_iter().map(|num_blocks| {
@@ -62,9 +64,9 @@ impl Placement {
         Self { engines: engines.collect(), live: HashMap::new(), by_id: HashMap::new(), next: 0 }
     }
 
-    /// Choose an engine for requests that stay together and count them as its own, until `end` of each. `names` are those of
-    /// the prompt's beginnings; `num_of_others` says how many requests of other clients an engine has, or `None` for
-    /// one that takes none. `None` when there is no engine.
+    /// Choose an engine for requests that must stay together, and count them as its own until `end` is called for each.
+    /// `names` are those of the prompt's prefixes. `num_of_others` returns how many requests of other clients an engine
+    /// has, or `None` if the engine accepts none. Returns `None` if there is no engine.
     pub fn place(
         &mut self,
         requests: &[NewRequest],
@@ -87,7 +89,7 @@ impl Placement {
         Some(rank)
     }
 
-    /// Where requests have to go.
+    /// The engine that these requests must go to, if there is one.
     fn bound(&self, requests: &[NewRequest]) -> Option<usize> {
         requests.iter().find_map(|request| {
             let parent = request.fork_from.as_ref();
@@ -104,14 +106,14 @@ impl Placement {
         let in_turn = (self.next..num_engines).chain(0..self.next);
         let near =
             in_turn.filter_map(|rank| load(rank).filter(|&load| load <= most).map(|load| (rank, load)));
-        // The first of the best.
+        // The first of the best engines.
         let (rank, _) =
             near.min_by_key(|&(rank, load)| (Reverse(self.engines[rank].prefixes.longest(names)), load))?;
         self.next = (rank + 1) % num_engines;
         Some(rank)
     }
 
-    /// A request has got its last output, or was not sent after all.
+    /// Record that a request has its last output, or was not sent after all.
     pub fn end(&mut self, key: RequestKey) {
         let Some(Live { rank, request_id }) = self.live.remove(&key) else { return };
         self.engines[rank].num_live -= 1;
@@ -120,25 +122,25 @@ impl Placement {
         }
     }
 
-    /// Another engine takes the place of one: nothing is known of its cache.
+    /// Forget the prefixes of a rank, because another engine with an empty cache takes its place.
     pub fn forget_prefixes(&mut self, rank: usize) {
         let known = &mut self.engines[rank];
         known.prefixes = PrefixTable::new(known.capacity);
     }
 
-    /// This client's requests there.
+    /// Number of this client's requests on an engine.
     #[must_use]
     pub fn num_live(&self, rank: usize) -> u32 {
         self.engines[rank].num_live
     }
 
-    /// Where a request without a last output is.
+    /// The rank of the engine that has a request without a last output.
     #[must_use]
     pub fn rank_of(&self, key: RequestKey) -> Option<usize> {
         self.live.get(&key).map(|live| live.rank)
     }
 
-    /// The request with an id that has no last output yet.
+    /// The key of the request with this id, if it has no last output yet.
     #[must_use]
     pub fn key_of_id(&self, request_id: &str) -> Option<RequestKey> {
         self.by_id.get(request_id).copied()

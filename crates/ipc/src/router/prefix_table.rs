@@ -1,12 +1,13 @@
-//! `PrefixTable`: which beginnings of prompts an engine has seen lately, as far as a client can tell; and
-//! `PrefixHasher`, which names them.
+//! `PrefixTable`: the prompt prefixes that an engine has seen lately, as far as a client knows; and `PrefixHasher`,
+//! which names them.
 //!
-//! The name of a beginning is one number: a hash over its tokens and whatever else its KV depends on, under a key of this
-//! process (SipHash-1-3, the standard library's). Two beginnings of one name cost a cache hit, never a wrong answer: the
-//! engine looks for itself.
+//! The name of a prefix is one number: a hash over its tokens and everything else that its KV depends on, with a key of
+//! this process (SipHash-1-3 of the standard library). If two prefixes get the same name, this costs a cache hit and
+//! never gives a wrong answer, because the engine checks for itself.
 //!
-//! A table is two sets. What is used goes into the young one; when that is full it becomes the old one, whose content is
-//! forgotten. So what was used lately is known, for a bounded memory, and nothing is ever searched for what to forget.
+//! A table is two sets. Names that are used go into the young set. When that is full it becomes the old set, and the
+//! previous old set is forgotten. So recently used names are known, memory is bounded, and no search is needed to
+//! decide what to forget.
 
 use std::{
     collections::HashSet,
@@ -16,7 +17,7 @@ use std::{
 
 use scheduler::NewRequest;
 
-/// Names the beginnings of prompts, block by block.
+/// Names the prefixes of prompts, block by block.
 #[derive(Debug)]
 pub struct PrefixHasher {
     key: RandomState,
@@ -24,13 +25,13 @@ pub struct PrefixHasher {
 }
 
 impl PrefixHasher {
-    /// With a fresh key, for blocks of so many tokens (at least 1).
+    /// Make a hasher with a random key, for blocks of `block_size` tokens (at least 1).
     #[must_use]
     pub fn new(block_size: u32) -> Self {
         Self { key: RandomState::new(), block_size: block_size.max(1) as usize }
     }
 
-    /// A name for each beginning that ends with a full block, the shortest first.
+    /// A name for each prefix that ends with a full block, the shortest first.
     #[must_use]
     pub fn names(&self, request: &NewRequest) -> Vec<u64> {
         let mut state = self.key.build_hasher();
@@ -51,7 +52,7 @@ impl PrefixHasher {
                 place.copy_from_slice(&token_id.to_ne_bytes());
             }
             state.write(&bytes);
-            // Of all that was written so far; the state goes on.
+            // The hash of everything written so far; the state continues from here.
             state.finish()
         });
         named.collect()
@@ -63,24 +64,24 @@ impl PrefixHasher {
 pub struct PrefixTable {
     young: HashSet<u64, BuildHasherDefault<IsHash>>,
     old: HashSet<u64, BuildHasherDefault<IsHash>>,
-    /// Most names in either.
+    /// Most names in each set.
     half: usize,
 }
 
 impl PrefixTable {
-    /// One that knows at most `capacity` names (at least 2).
+    /// Make a table that knows at most `capacity` names (at least 2).
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self { young: HashSet::default(), old: HashSet::default(), half: (capacity / 2).max(1) }
     }
 
-    /// How many of a prompt's beginnings are known, from the shortest on.
+    /// How many of a prompt's prefixes are known, counted from the shortest.
     #[must_use]
     pub fn longest(&self, names: &[u64]) -> usize {
         names.iter().take_while(|name| self.young.contains(name) || self.old.contains(name)).count()
     }
 
-    /// Know these from now on. Of more than there is room for, the shortest.
+    /// Remember these names. If there are too many, remember the shortest.
     pub fn remember(&mut self, names: &[u64]) {
         for name in names.iter().rev() {
             if self.young.contains(name) {
@@ -93,20 +94,20 @@ impl PrefixTable {
         }
     }
 
-    /// Names that are known now, those that are in both sets twice.
+    /// Number of names that are known; names in both sets count twice.
     #[must_use]
     pub fn len(&self) -> usize {
         self.young.len() + self.old.len()
     }
 
-    /// Whether nothing is known.
+    /// Whether no names are known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// What it is given is a hash already.
+/// A hasher for keys that are hashes already.
 #[derive(Clone, Copy, Debug, Default)]
 struct IsHash(u64);
 
@@ -119,7 +120,7 @@ impl Hasher for IsHash {
         self.0 = value;
     }
 
-    /// Never called for a `u64`; right for anything else, if slow.
+    /// Never called for a `u64`; correct but slow for other types.
     fn write(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             self.0 = self.0.rotate_left(8) ^ u64::from(byte);

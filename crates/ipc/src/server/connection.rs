@@ -1,4 +1,4 @@
-//! One client of an engine: its handshake, what it says, and what is left to do when it has gone.
+//! One client of an engine: its handshake, its messages, and the clean-up when it is gone.
 
 use std::{rc::Rc, sync::atomic::Ordering, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     server::{engine_io::EngineIo, served_client::ServedClient},
 };
 
-/// Greet a client and serve it until it goes or does something that no client does.
+/// Greet a client and serve it until it leaves or violates the protocol.
 pub(crate) async fn serve<R, W>(
     io: &Rc<EngineIo>,
     reader: R,
@@ -47,7 +47,7 @@ where
         facts: io.facts.clone(),
     }));
     reader.set_limit(io.facts.max_frame_bytes as usize);
-    // A peer on this machine is known to be gone by the end of its socket; one elsewhere only by its silence.
+    // The end of its socket shows that a peer on this machine is gone; for a peer elsewhere, only silence does.
     let silence = secret.is_some().then_some(io.silence_timeout);
     tokio::select! {
         result = listen(io, client, &mut reader, silence) => result,
@@ -103,7 +103,7 @@ async fn listen<R: AsyncRead + Unpin>(
 ) -> Result<(), ConnectionError> {
     let max_requests = io.facts.max_num_queued_reqs as usize;
     loop {
-        // A client that does not read its answers is not read from, so that they cannot grow without end.
+        // While a client does not read its answers, do not read from it, so that the answers cannot grow without end.
         client.outbox.wait_below(io.max_unsent_bytes).await;
         let (frame_kind, body) = match silence {
             None => reader.next().await?,
@@ -164,7 +164,7 @@ async fn listen<R: AsyncRead + Unpin>(
 }
 
 /// # Errors
-/// A key of another client.
+/// The key belongs to another client.
 fn own(client: &ServedClient, key: RequestKey) -> Result<(), ConnectionError> {
     if client_of(key) == client.index {
         Ok(())
@@ -187,7 +187,7 @@ fn add_requests(
         if !client.begin(request.key) {
             return Err(ConnectionError::Protocol { what: "a key names one request", got: request.key.0 });
         }
-        // Clients choose ids without knowing of each other.
+        // Clients choose ids independently of each other, so ids of two clients may be equal.
         request.request_id = format!("{}@{}", request.request_id, client.index).into();
     }
     match io.handle.add_requests(requests) {
@@ -204,7 +204,8 @@ fn add_requests(
     Ok(())
 }
 
-/// Keeps a client in the engine's table. Dropped, for whatever reason, it ends all that the client left running.
+/// Keeps a client in the engine's table. Dropping it, for whatever reason, ends all requests that the client left
+/// running.
 struct Registered<'a> {
     io: &'a EngineIo,
     client: Rc<ServedClient>,
@@ -227,7 +228,7 @@ impl Drop for Registered<'_> {
             self.io.handle.abort_key(key);
         }
         for _ in self.client.take_unsettled() {
-            // The engine's own reason stands: no client will say another.
+            // Keep the engine's own reason: no client will report another.
             self.io.handle.settle_end(false);
         }
     }

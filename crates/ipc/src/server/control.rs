@@ -1,8 +1,8 @@
-//! What the owner of a server tells its I/O thread.
+//! What the owner of a server sends to its I/O thread.
 
 use crate::message::QueryOutcome;
 
-/// An answer on its way to its client.
+/// The answer to a query, on its way to the client.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) client_index: u32,
@@ -10,20 +10,20 @@ pub(crate) struct Reply {
     pub(crate) outcome: QueryOutcome,
 }
 
-/// Why the last failed step failed.
+/// The error of the last failed step.
 #[derive(Debug, Default)]
 pub(crate) struct StepError {
-    /// From 1.
+    /// Number of the error, from 1.
     pub(crate) number: u64,
     pub(crate) message: String,
 }
 
-/// What the owner tells the I/O thread.
+/// A command for the I/O thread.
 #[derive(Debug)]
 pub(crate) enum Control {
-    /// Say goodbye and end.
+    /// Say goodbye to the clients and end.
     Stop,
-    /// Tell every client why the engine died, and end.
+    /// Tell the clients why the engine died, and end.
     Fail(String),
     /// Send an answer to the client that asked.
     Reply(Reply),

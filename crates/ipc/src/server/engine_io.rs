@@ -1,4 +1,4 @@
-//! `EngineIo`: what the tasks of the engine's I/O thread share, and the ways between clients and scheduler.
+//! `EngineIo`: the state that the tasks of the engine's I/O thread share, and the paths between clients and scheduler.
 
 use std::{
     cell::{Cell, RefCell},
@@ -24,20 +24,20 @@ use crate::{
     },
 };
 
-/// Connections that may be in their handshake at once; the welcomed ones come on top.
+/// Most connections that may be in their handshake at once, in addition to the welcomed ones.
 const MAX_HANDSHAKES: u64 = 256;
 
-/// What the thread shares with its `EngineServer`.
+/// The state that the thread shares with its `EngineServer`.
 pub(crate) struct Context {
     pub(crate) counters: Arc<ServerCounters>,
     pub(crate) complain: std_mpsc::SyncSender<String>,
     pub(crate) step_error: Arc<Mutex<StepError>>,
     pub(crate) queries: Arc<Queries>,
-    /// Answers to queries go to the thread by the way that its owner's words come.
+    /// Sends answers to queries to the thread, through the same channel as the owner's commands.
     pub(crate) answers: mpsc::UnboundedSender<Control>,
 }
 
-/// What the tasks of the thread share.
+/// The state that the tasks of the thread share.
 pub(crate) struct EngineIo {
     pub(crate) handle: EngineHandle,
     pub(crate) facts: EngineFacts,
@@ -75,7 +75,7 @@ impl EngineIo {
         }
     }
 
-    /// Count a connection; `None` when too many are in their handshake.
+    /// Count a new connection; `None` if too many are in their handshake.
     pub(crate) fn open(self: &Rc<Self>) -> Option<OpenConnection> {
         if self.num_open.get() >= u64::from(self.max_clients) + MAX_HANDSHAKES {
             return None;
@@ -89,12 +89,12 @@ impl EngineIo {
         self.complain(format!("a connection was refused: {error}"));
     }
 
-    /// Something for the log; with many that were not taken it is dropped.
+    /// Keep a complaint for the log, or only count it if there are too many.
     pub(crate) fn complain(&self, what: String) {
         let _ = self.complain.try_send(what);
     }
 
-    /// A number for a client, not in use. After 16 million clients they come round again.
+    /// An unused index for a client. After 16 million clients, indices are used again.
     pub(crate) fn new_index(&self) -> u32 {
         let clients = self.clients.borrow();
         let mut index = self.last_index.get();
@@ -107,7 +107,7 @@ impl EngineIo {
         }
     }
 
-    /// Hand a question to the stepping thread, unless too many wait.
+    /// Pass a query to the stepping thread, unless too many wait.
     pub(crate) fn ask(&self, client: &ServedClient, id: u64, kind: Box<str>, payload: Box<[u8]>) {
         let num_open = client.num_open_queries.get();
         let refusal = if num_open >= MAX_OPEN_QUERIES {
@@ -126,7 +126,7 @@ impl EngineIo {
         client.send(&EngineMessage::Reply { id, outcome: Err(refusal) });
     }
 
-    /// Pass an answer on; its client may have gone.
+    /// Pass an answer to its client, if that is still connected.
     pub(crate) fn reply(&self, reply: Reply) {
         if let Some(client) = self.clients.borrow().get(&reply.client_index) {
             client.num_open_queries.set(client.num_open_queries.get().saturating_sub(1));
@@ -134,16 +134,16 @@ impl EngineIo {
         }
     }
 
-    /// For how long the scheduler had something to do and did nothing.
+    /// For how long the scheduler has had requests without finishing a step.
     pub(crate) fn step_age(&self) -> Duration {
         self.progress.age(&self.handle)
     }
 
-    /// Move what the scheduler published to its clients' outboxes.
+    /// Move what the scheduler has published to the outboxes of its clients.
     pub(crate) fn route(&self, consumer: &mut Consumer) {
         let clients = self.clients.borrow();
         let mut news: Vec<&ServedClient> = Vec::new();
-        // Neighbours mostly have the same client.
+        // Consecutive outputs mostly belong to the same client.
         let mut last: Option<&ServedClient> = None;
         let mut num_dropped = 0;
         consumer.look();
@@ -151,13 +151,13 @@ impl EngineIo {
         consumer
             .take_logprobs(|of_token| logprobs.entry(client_of(of_token.key)).or_default().push(of_token));
         for (index, all) in &logprobs {
-            // They leave with the tokens that follow, at the latest those of the next step.
+            // They are sent with the tokens that follow, at the latest with those of the next step.
             if let Some(client) = clients.get(index) {
                 client.push_logprobs(all);
             }
         }
         consumer.take_prompt_logprobs(|all| {
-            // A long prompt takes several steps, of which the first give no token to leave with.
+            // A long prompt takes several steps, and the first ones give no token that these could be sent with.
             if let Some(client) = clients.get(&client_of(all.key)) {
                 client.push_prompt_logprobs(&all);
                 client.outbox.flush();
@@ -197,7 +197,7 @@ impl EngineIo {
     }
 }
 
-/// Counts a connection for as long as its task lives, also when that ends by a panic.
+/// Counts a connection while its task lives, even if that ends by a panic.
 pub(crate) struct OpenConnection(pub(crate) Rc<EngineIo>);
 
 impl Drop for OpenConnection {
@@ -206,8 +206,8 @@ impl Drop for OpenConnection {
     }
 }
 
-/// When the scheduler was last seen to have done something, or to have nothing to do. It is looked at with every
-/// heartbeat, so that the scheduler's thread needs no clock for it.
+/// The last time when the scheduler was seen to make progress or to be idle. Heartbeats check this, so that the
+/// scheduler's thread needs no clock.
 struct Progress {
     num_steps: Cell<(u64, u64)>,
     seen: Cell<Instant>,

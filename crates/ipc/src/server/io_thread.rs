@@ -1,4 +1,4 @@
-//! The engine's I/O thread: its life, and the connections that it accepts.
+//! The engine's I/O thread, and the connections that it accepts.
 
 use std::{
     borrow::Borrow,
@@ -30,16 +30,16 @@ use crate::{
     },
 };
 
-/// How long a stopping server waits for its last words to be taken.
+/// How long a stopping server waits until its clients have received its last messages.
 pub const FAREWELL_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long to wait when no descriptor is left for a connection.
+/// Pause before accepting again if no descriptor is left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Between two looks whether a socket's name is still there.
+/// Interval between two checks that a socket's name still exists.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
-/// The thread's life.
+/// Run the thread until its owner ends it.
 pub(crate) fn run(
     options: ServerOptions,
     mut commands: mpsc::UnboundedReceiver<Control>,
@@ -69,11 +69,11 @@ pub(crate) fn run(
         };
         farewell(&io, &last_word).await;
     });
-    // With the tasks that listen the names of their sockets go.
+    // When the listening tasks end, the names of their sockets are removed.
     drop(local);
 }
 
-/// Start the tasks: one per listener, and the one that carries the outputs.
+/// Start the tasks: one per listener, and one that carries the outputs.
 fn begin(options: ServerOptions, context: Context) -> io::Result<(Rc<EngineIo>, task::JoinHandle<()>)> {
     let io = Rc::new(EngineIo::new(&options, context));
     let ServerOptions { consumer, notifier, listeners, .. } = options;
@@ -101,7 +101,7 @@ fn begin(options: ServerOptions, context: Context) -> io::Result<(Rc<EngineIo>, 
 
 /// Wait for the notifier's eventfd in this thread's runtime.
 fn listen_to(notifier: Arc<Notifier>) -> io::Result<AsyncFd<Arc<Notifier>>> {
-    // Readable alone: an eventfd is nearly always writable, and each read would announce it again.
+    // Only readable: an eventfd is nearly always writable, and each read would report that again.
     #[expect(unsafe_code, reason = "tokio has no safe door for a descriptor that is shared")]
     // SAFETY: the notifier owns its eventfd, gives out the same one always, and lives as long as the `AsyncFd` that
     // holds it.
@@ -109,23 +109,23 @@ fn listen_to(notifier: Arc<Notifier>) -> io::Result<AsyncFd<Arc<Notifier>>> {
     signal.map_err(io::Error::from)
 }
 
-/// Drain the egress whenever the scheduler has published, whatever its clients do with it.
+/// Drain the egress each time the scheduler has published, no matter how fast the clients read.
 async fn carry_outputs(io: Rc<EngineIo>, mut consumer: Consumer, signal: AsyncFd<Arc<Notifier>>) {
-    // What was published before this task listened.
+    // Route what was published before this task started.
     io.route(&mut consumer);
     while let Ok(mut guard) = signal.readable().await {
-        // Before the descriptor is read: a `notify` from now on makes it ready again.
+        // Clear before reading the descriptor: a `notify` from now on makes it ready again.
         guard.clear_ready();
         signal.get_ref().clear();
         io.route(&mut consumer);
-        // There is room again: the parked scheduler hands over what it kept back.
+        // There is room again, so the parked scheduler can pass on what it held back.
         if io.handle.num_held_back() > 0 {
             io.handle.wake();
         }
     }
 }
 
-/// Accept from a socket with a name, and listen again where the name is when that was taken away.
+/// Accept from a named socket. If the name is removed, listen again under the same name.
 async fn listen_under(io: Rc<EngineIo>, mut listener: UnixListener, mut file: SocketFile) {
     let mut has_complained = false;
     loop {
@@ -161,7 +161,7 @@ async fn listen_under(io: Rc<EngineIo>, mut listener: UnixListener, mut file: So
     }
 }
 
-/// Until a socket's name leads elsewhere, or nowhere.
+/// Wait until a socket's name leads elsewhere or is gone.
 async fn until_gone(file: &SocketFile) {
     loop {
         tokio::time::sleep(LOOK_PAUSE).await;
@@ -202,7 +202,7 @@ async fn accept_tcp(io: Rc<EngineIo>, listener: TcpListener, secret: Rc<Secret>)
             }
         };
         io.counters.num_connections.fetch_add(1, Ordering::Relaxed);
-        // A step's frame is to leave at once.
+        // Send a step's frame without delay.
         let _ = stream.set_nodelay(true);
         let (reader, writer) = stream.into_split();
         open(&io, reader, writer, Some(secret.clone()));
@@ -229,7 +229,7 @@ where
     W: AsyncWrite + Unpin + 'static,
 {
     let Some(is_open) = io.open() else {
-        // Not even an answer: a peer that opens so many does not read them.
+        // Close without an answer: a peer that opens so many connections does not read answers.
         io.turned_away("too many connections are in their handshake");
         return;
     };

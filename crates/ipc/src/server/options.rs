@@ -1,4 +1,4 @@
-//! What a server is made of, and what follows for its clients.
+//! The options of a server, and the facts that follow from them for its clients.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,29 +9,29 @@ use crate::{endpoint::Listener, handshake::facts::EngineFacts, notifier::Notifie
 /// Most bytes of `ServerOptions::info`.
 pub const MAX_INFO_BYTES: usize = 64 << 10;
 
-/// What a server is made of.
+/// The options of a server.
 #[derive(Debug)]
 pub struct ServerOptions {
-    /// The scheduler's shared side.
+    /// The scheduler's handle.
     pub handle: EngineHandle,
-    /// Its outputs.
+    /// The scheduler's outputs.
     pub consumer: Consumer,
-    /// The scheduler's thread calls `notify` after it published outputs.
+    /// The scheduler's thread calls `notify` after it has published outputs.
     pub notifier: Arc<Notifier>,
     /// Where to listen.
     pub listeners: Vec<Listener>,
     /// For `EngineFacts::info`; cut at `MAX_INFO_BYTES`.
     pub info: Box<[u8]>,
-    /// Connected clients at most.
+    /// Most connected clients.
     pub max_clients: u32,
-    /// A client that leaves more bytes than these unread is not read from until it has read.
+    /// While a client leaves more bytes than this unread, the server does not read from it.
     pub max_unsent_bytes: usize,
     /// How long a handshake may take, and how long a TCP client may be silent.
     pub silence_timeout: Duration,
 }
 
 impl ServerOptions {
-    /// A server with the usual limits.
+    /// Options with the usual limits.
     #[must_use]
     pub fn new(handle: EngineHandle, consumer: Consumer, notifier: Arc<Notifier>) -> Self {
         Self {
@@ -46,7 +46,7 @@ impl ServerOptions {
         }
     }
 
-    /// What clients learn of the engine.
+    /// What clients learn about the engine.
     pub(crate) fn facts(&self) -> EngineFacts {
         let config = self.handle.config();
         let info = &self.info[..self.info.len().min(MAX_INFO_BYTES)];
@@ -61,8 +61,8 @@ impl ServerOptions {
     }
 }
 
-/// Largest frame that an engine takes: a prompt of `max_model_len` tokens, and four megabytes for whatever comes with it
-/// (`MAX_SAMPLING_EXTRAS_BYTES` are three).
+/// Size limit of a frame to the engine: a prompt of `max_model_len` tokens, and 4 MB for everything that comes with it
+/// (`MAX_SAMPLING_EXTRAS_BYTES` takes 3 of them).
 #[must_use]
 pub fn max_frame_bytes(max_model_len: u32) -> u32 {
     max_model_len.saturating_mul(4).saturating_add(4 << 20)

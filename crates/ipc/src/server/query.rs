@@ -1,5 +1,4 @@
-//! Questions that only the thread that steps the engine can answer, at a human's pace: who may ask how much, and what
-//! waits.
+//! Queries, which only the thread that steps the engine can answer: the limits per client, and those that wait.
 //!
 //! ```text
 //! client ── Query ──▶ I/O thread ──▶ Queries ──▶ stepping thread, between two steps
@@ -7,7 +6,7 @@
 //!   └────── Reply ─── I/O thread ◀── Control::Reply ◀──┘
 //! ```
 //!
-//! What the questions are is not known here: a kind is a short text, a payload and an answer are bytes.
+//! This module does not know what the queries mean: a kind is a short text, a payload and an answer are bytes.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError,
@@ -21,19 +20,19 @@ use crate::{
     server::control::{Control, Reply},
 };
 
-/// Queries of one client without an answer.
+/// Most queries of one client that may be unanswered.
 pub const MAX_OPEN_QUERIES: u32 = 8;
-/// Queries of all clients that the engine has not taken yet: 16 MiB at most.
+/// Most queries of all clients that may wait for the engine: 16 MiB at most.
 pub const MAX_WAITING_QUERIES: usize = 256;
 
-/// A question, owned by what answers it. Dropped without an answer, it tells its client so.
+/// A query, owned by the code that answers it. If it is dropped without an answer, its client gets an error.
 #[derive(Debug)]
 pub struct Query {
     kind: Box<str>,
     payload: Box<[u8]>,
     client_index: u32,
     id: u64,
-    /// `None`: answered.
+    /// `None` once it is answered.
     control: Option<mpsc::UnboundedSender<Control>>,
 }
 
@@ -48,19 +47,19 @@ impl Query {
         Self { kind, payload, client_index, id, control: Some(control) }
     }
 
-    /// What is asked.
+    /// The kind of the query.
     #[must_use]
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// What is said about it.
+    /// Its argument.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
         &self.payload
     }
 
-    /// Give the answer, or say why there is none. One that is too long says that instead.
+    /// Send the answer, or why there is none. An answer that is too long becomes an error.
     pub fn answer(mut self, outcome: QueryOutcome) {
         self.send(outcome);
     }
@@ -85,26 +84,26 @@ impl Drop for Query {
 /// Queries that wait for the stepping thread.
 #[derive(Debug, Default)]
 pub struct Queries {
-    /// Held for as long as it takes to append one or to take all.
+    /// The lock is held only to append one query or to take all.
     waiting: Mutex<Vec<Query>>,
-    /// Their number, for a look without the lock.
+    /// Their number, to check without the lock.
     num_waiting: AtomicUsize,
 }
 
 impl Queries {
-    /// Append one; gives it back when too many wait.
+    /// Append a query; returns it if too many wait.
     pub(crate) fn push(&self, query: Query) -> Result<(), Query> {
         let mut waiting = self.lock();
         if waiting.len() >= MAX_WAITING_QUERIES {
             return Err(query);
         }
         waiting.push(query);
-        // Relaxed: a scheduler that sleeps is woken after this, and one that steps looks again after the next step.
+        // Relaxed: a sleeping scheduler is woken after this, and a stepping one checks again after its step.
         self.num_waiting.store(waiting.len(), Ordering::Relaxed);
         Ok(())
     }
 
-    /// Take all, oldest first; without a lock when there is none. Adding one wakes the scheduler.
+    /// Take all, oldest first; takes no lock if there are none. Adding a query wakes the scheduler.
     #[must_use]
     pub fn take(&self) -> Vec<Query> {
         if self.num_waiting.load(Ordering::Relaxed) == 0 {

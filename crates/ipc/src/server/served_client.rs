@@ -1,4 +1,4 @@
-//! One client of an engine as the outputs see it: what it has asked for, and the bytes on their way to it.
+//! One client of an engine, as the output side sees it: its requests, and the bytes on their way to it.
 
 use std::{
     cell::{Cell, RefCell},
@@ -15,7 +15,7 @@ use crate::{
     server::control::StepError,
 };
 
-/// Ends of one client's requests that the engine waits to hear more of.
+/// Most ended requests of one client for which the engine waits to learn why they ended.
 const MAX_UNSETTLED: usize = 1 << 16;
 
 /// A client that was welcomed.
@@ -23,15 +23,15 @@ const MAX_UNSETTLED: usize = 1 << 16;
 pub(crate) struct ServedClient {
     pub(crate) index: u32,
     pub(crate) outbox: Outbox,
-    /// Requests that the engine was given and has not finished.
+    /// Requests that the engine has accepted and not finished.
     live: RefCell<HashSet<RequestKey>>,
-    /// Requests that have ended, and the engine waits to hear from the client why.
+    /// Ended requests for which the client has yet to report why they ended.
     unsettled: RefCell<HashSet<RequestKey>>,
-    /// Where the frame of outputs that is being written begins, and its time.
+    /// Start and time of the frame of outputs that is being written.
     open_frame: Cell<Option<(usize, u64)>>,
-    /// The last failed step that was reported to it.
+    /// Number of the last failed step that was reported to the client.
     last_step_error: Cell<u64>,
-    /// That the engine has not answered.
+    /// Queries of the client that the engine has not answered.
     pub(crate) num_open_queries: Cell<u32>,
 }
 
@@ -40,27 +40,27 @@ impl ServedClient {
         Self { index, ..Self::default() }
     }
 
-    /// Note a request that the engine is given; `false` when its key is in use.
+    /// Note a request that the engine accepts; `false` if its key is in use.
     pub(crate) fn begin(&self, key: RequestKey) -> bool {
         self.live.borrow_mut().insert(key)
     }
 
-    /// Forget a request that the engine did not take.
+    /// Forget a request that the engine did not accept.
     pub(crate) fn forget(&self, key: RequestKey) {
         self.live.borrow_mut().remove(&key);
     }
 
-    /// How many requests the engine was given and has not finished.
+    /// Number of requests that the engine has accepted and not finished.
     pub(crate) fn num_live(&self) -> usize {
         self.live.borrow().len()
     }
 
-    /// Take them all, because the client has gone.
+    /// Take all unfinished requests, because the client is gone.
     pub(crate) fn take_live(&self) -> HashSet<RequestKey> {
         self.live.take()
     }
 
-    /// The client is to say why a request ended. One that has not said it of many others is not waited for.
+    /// Expect the client to report why a request ended. If it owes too many such reports, do not wait for this one.
     pub(crate) fn await_settlement(&self, key: RequestKey, handle: &EngineHandle) {
         let mut unsettled = self.unsettled.borrow_mut();
         if unsettled.len() < MAX_UNSETTLED {
@@ -70,17 +70,17 @@ impl ServedClient {
         }
     }
 
-    /// The client has said why a request ended; `false` when nothing waits to hear it.
+    /// Note the client's report of why a request ended; `false` if none was expected.
     pub(crate) fn settle(&self, key: RequestKey) -> bool {
         self.unsettled.borrow_mut().remove(&key)
     }
 
-    /// Take all ends that the client has not said more of, because it has gone.
+    /// Take all ends that the client has not reported on, because it is gone.
     pub(crate) fn take_unsettled(&self) -> HashSet<RequestKey> {
         self.unsettled.take()
     }
 
-    /// Say why a step failed, once, before the outputs that say that it did.
+    /// Report why a step failed, once, before the outputs of that step.
     pub(crate) fn explain(&self, step_error: &StepError) {
         if self.last_step_error.replace(step_error.number) == step_error.number {
             return;
@@ -92,7 +92,7 @@ impl ServedClient {
         EngineMessage::StepFailed(step_error.message.clone()).encode(&mut buffer);
     }
 
-    /// Append an output. `true` when it is the first since `end_frame`.
+    /// Append an output. Returns `true` if it is the first since `end_frame`.
     pub(crate) fn push(&self, output: &EngineCoreOutput) -> bool {
         let mut buffer = self.outbox.buffer();
         let open_frame = self.open_frame.get();
@@ -114,7 +114,7 @@ impl ServedClient {
         open_frame.is_none()
     }
 
-    /// Append log-probabilities; their tokens are pushed afterwards.
+    /// Append log-probabilities; push their tokens afterwards.
     pub(crate) fn push_logprobs(&self, all: &[TokenLogprobs]) {
         let mut buffer = self.outbox.buffer();
         let mut rest = all.iter().peekable();
@@ -129,7 +129,7 @@ impl ServedClient {
         }
     }
 
-    /// Append log-probabilities of a prompt; the request's first token is pushed afterwards.
+    /// Append log-probabilities of a prompt; push the request's first token afterwards.
     pub(crate) fn push_prompt_logprobs(&self, all: &PromptLogprobs) {
         let mut buffer = self.outbox.buffer();
         let mut next = 0;
@@ -142,7 +142,7 @@ impl ServedClient {
         }
     }
 
-    /// Complete what `push` wrote and send it.
+    /// Complete the frame that `push` has begun and send it.
     pub(crate) fn end_frame(&self) {
         if let Some((start, _)) = self.open_frame.take() {
             end_frame(&mut self.outbox.buffer(), start);

@@ -1,8 +1,8 @@
-//! What a server counts.
+//! The counters of a server.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters that any thread may read. Relaxed: each is exact by itself, none orders another.
+/// Counters that any thread may read. Relaxed: each is exact by itself, and none orders another.
 #[derive(Debug, Default)]
 #[expect(clippy::struct_field_names, reason = "named as in ServerStats")]
 pub(crate) struct ServerCounters {
@@ -18,19 +18,19 @@ pub(crate) struct ServerCounters {
 /// A copy of the counters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ServerStats {
-    /// Welcomed and still there.
+    /// Clients that are connected.
     pub num_clients: u64,
-    /// Connections that were accepted, whatever became of them.
+    /// Connections that were accepted in all.
     pub num_connections: u64,
-    /// Connections that were turned away: another user, version or secret, or too many.
+    /// Connections that were rejected: another user, version or secret, or too many clients.
     pub num_refused: u64,
-    /// Connections that were cut because of what came over them.
+    /// Connections that were closed because of invalid input.
     pub num_failed: u64,
     /// Requests handed to the scheduler.
     pub num_requests: u64,
-    /// Outputs whose client has gone.
+    /// Outputs whose client was gone.
     pub num_dropped_outputs: u64,
-    /// Bytes that clients took.
+    /// Bytes written to clients.
     pub num_bytes_sent: u64,
 }
 
