@@ -1,9 +1,10 @@
-//! `Archive`: what other requests were answered, so that a text that many ask for is guessed for each of them.
+//! `Archive`: what other requests were answered, so that an answer that many clients ask for can be drafted for each of
+//! them.
 //!
-//! A ring of pages of 64 tokens. A page is a piece of one answer, with the tokens before the piece, so that it is found
-//! from its first token on; when the ring is full the oldest page is overwritten, and links into it are seen to be dead
-//! by their age. Every page carries the seed of its request: what was answered under another salt or adapter is never
-//! compared, so it can neither be drafted nor be felt in the time that a step takes.
+//! It is a ring of pages of 64 tokens. A page holds a piece of one answer, preceded by the tokens before the piece, so
+//! that the piece can be found from its first token on. When the ring is full, the oldest page is overwritten; links
+//! into it are recognised as dead by their age. Each page carries the seed of its request. Pages of another cache salt
+//! or adapter are never compared, so they can neither become drafts nor be noticed by the time that a step takes.
 
 use crate::{
     matches::{KEY_TOKENS, MAX_LINKS, MAX_MATCH_TOKENS, Match, Matches, SuffixLimits, common_suffix},
@@ -13,18 +14,18 @@ use crate::{
 /// Tokens of a page.
 const PAGE: usize = 64;
 
-/// Tokens at the beginning of a page that stood in the page before it, or in the prompt.
+/// Tokens at the beginning of a page that repeat the end of the page before it, or of the prompt.
 const CONTEXT: usize = 16;
 
-/// Tokens that a page adds.
+/// New tokens in each page.
 pub(crate) const PIECE: usize = PAGE - CONTEXT;
 
-/// Pages at most: 4 Mi tokens, some 64 MiB with all that they are found by.
+/// Most pages: 4 Mi tokens, about 64 MiB including the index.
 const MAX_PAGES: usize = 1 << 16;
 
-/// The newest end of the triples with one hash: that, and below it the number of the end; 0: none. A text that was never
-/// there is known by the hash: no place is looked at. A number, so that a table of them is memory as it comes from the
-/// system, which is zeroed when it is first written and not all at once.
+/// The hash of a triple of tokens, and below it the number of the newest place where such a triple ends; 0: none. For a
+/// text that never occurred, the hash differs and no place has to be looked at. It is a plain number, so that a table
+/// of them is zeroed memory from the system, which is only touched where it is written.
 #[derive(Clone, Copy)]
 struct Head(u64);
 
@@ -33,30 +34,31 @@ impl Head {
         Self(u64::from(hash) << 32 | u64::from(number))
     }
 
-    /// The number, if the end is one of this hash; else 0.
+    /// The number, if the hash is this one; else 0.
     fn number_of(self, hash: u32) -> u32 {
         if (self.0 >> 32) as u32 == hash { self.0 as u32 } else { 0 }
     }
 }
 
-/// Pieces of answers, found by three tokens. Its memory grows with what it holds.
+/// Pieces of answers, indexed by triples of tokens. Its memory grows with its content.
 #[derive(Debug)]
 pub struct Archive {
     max_pages: usize,
-    /// By page in the ring.
+    /// The seed of each page in the ring.
     seeds: Vec<u64>,
-    /// By place in the ring.
+    /// The token at each place in the ring.
     tokens: Vec<i32>,
-    /// By place, the number of the end before it with the same hash; 0: none.
+    /// For each place, the number of the previous place with the same hash; 0: none.
     previous: Vec<u32>,
-    /// A `Head` by the low bits of a triple's hash. A newer triple takes the place of another one.
+    /// The `Head` of each bucket, by the low bits of a triple's hash. A newer triple replaces an older one.
     heads: Vec<u64>,
-    /// Pages that were ever added. A place's number is that of its page times 64, and where it stands there.
+    /// Number of pages that were ever added. The number of a place is that of its page times 64, plus its position in
+    /// the page.
     num_added: usize,
 }
 
 impl Archive {
-    /// An archive of at most `num_tokens` tokens, contexts included, and never more than 4 Mi.
+    /// Make an archive of at most `num_tokens` tokens, including contexts, and never more than 4 Mi.
     #[must_use]
     pub fn new(num_tokens: usize) -> Self {
         let max_pages = (num_tokens / PAGE).clamp(1, MAX_PAGES);
@@ -70,7 +72,7 @@ impl Archive {
         }
     }
 
-    /// Take in `tokens[first..]`, at most 48 of them; those before `first` are what they are found by.
+    /// Add `tokens[first..]`, at most 48 tokens. Those before `first` are their context.
     pub fn add(&mut self, seed: u64, tokens: &[i32], first: usize) {
         let piece = &tokens[first.saturating_sub(CONTEXT)..tokens.len().min(first + PIECE)];
         if piece.len() <= KEY_TOKENS {
@@ -79,7 +81,7 @@ impl Archive {
         let page = self.take_page(seed);
         let start = page % self.max_pages * PAGE;
         self.tokens[start..start + piece.len()].copy_from_slice(piece);
-        // No token has a negative id: what is shorter than a page ends there.
+        // No token has a negative id, so a page that is not full ends there.
         self.tokens[start + piece.len()..start + PAGE].fill(-1);
         for end in KEY_TOKENS..piece.len() {
             let (bucket, hash) = self.bucket(seed, &piece[end - KEY_TOKENS..end]);
@@ -122,26 +124,26 @@ impl Archive {
             }
             number = self.previous[end] as usize;
         }
-        // A page ends where the next one of the ring begins.
+        // A page ends where the next page of the ring begins.
         matches.vote(limits, limit, drafts, |place, guessed| {
             let is_within = (place - guessed.len()) / PAGE == place / PAGE;
             is_within.then(|| self.tokens[place]).filter(|&token_id| token_id >= 0)
         });
     }
 
-    /// The number of a page to write.
+    /// The number of the page to write next.
     fn take_page(&mut self, seed: u64) -> usize {
         if (self.num_added + 2) * PAGE > u32::MAX as usize {
-            // Numbers begin again, once in four billion tokens: everything is forgotten.
+            // Numbers start again once in four billion tokens; everything is forgotten then.
             *self = Self::new(self.max_pages * PAGE);
         }
         if self.heads.is_empty() {
-            // Zeroed memory takes room when it is first written: nothing is copied as the ring fills up.
+            // Zeroed memory takes room only when it is first written, so nothing is copied while the ring fills up.
             self.heads = vec![0; (self.max_pages * PAGE).next_power_of_two()];
             self.seeds = vec![0; self.max_pages];
             self.tokens = vec![0; self.max_pages * PAGE];
             self.previous = vec![0; self.max_pages * PAGE];
-            // No place has number 0: it says that there is none.
+            // No place may have number 0, which means that there is none.
             self.num_added = self.max_pages;
         }
         let page = self.num_added;

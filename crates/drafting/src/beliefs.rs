@@ -1,44 +1,45 @@
-//! `Beliefs`: what the first drafts of requests were worth lately, which is what a new request's are believed to be.
+//! `Beliefs`: how often the first drafts of recent requests were right. A new request's drafts are expected to be right
+//! as often.
 
-/// Where guesses come from, and by how many tokens they were found: each kind is judged apart.
+/// Where guesses come from, and how long the match was that gave them. Each kind is judged separately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Kind {
-    /// The request's own tokens, by two.
+    /// The request's own tokens, after a match of two tokens.
     Few,
-    /// By three to seven, or by an n-gram.
+    /// After a match of three to seven tokens, or an n-gram.
     #[default]
     Some,
-    /// By eight or more.
+    /// After a match of eight or more tokens.
     Many,
-    /// What other requests were answered.
+    /// The answers of other requests.
     Archive,
-    /// What the caller predicts.
+    /// The caller's prediction.
     Prediction,
     /// A second model.
     Model,
 }
 
-/// Kinds there are.
+/// Number of kinds.
 pub(crate) const NUM_KINDS: usize = 6;
 
-/// What is left of a trial after one more: after 16 of them it counts half. Requests of one time are alike, and the
-/// next hour's may be others.
+/// The weight that a trial keeps after one more: half after 16 trials. Requests of one time are alike, but those of the
+/// next hour may differ.
 const KEPT: f32 = 0.957_603_3;
 
-/// What is believed before anything is known: a quarter of the drafts are right. That pays with few rows in a step;
-/// with many, guesses that are not run show first what they are worth.
+/// The share of right drafts that is assumed before anything is known: a quarter. With few rows in a step, drafts then
+/// pay and run; with many, guesses that do not run first show what they are worth.
 const PRIOR: f32 = 0.25;
 const PRIOR_TRIALS: f32 = 2.0;
 
-/// What is believed of a second model: most of its guesses are right, or an engine would not have it. They are not
-/// known before they run, so that only a trial shows what they are worth: each request tries them.
+/// The share that is assumed for a second model: most of its guesses are right, or the engine would not have one. Its
+/// guesses are only known when they run, so only a trial shows what they are worth; each request makes one.
 const PRIOR_OF_MODEL: f32 = 0.6;
 
-/// Trials of one kind and request that count: it is judged by its own afterwards, and a long answer counts no more than a
-/// short one.
+/// Trials of each kind that count per request. After them a request is judged by its own trials, so that a long answer
+/// counts no more than a short one.
 pub(crate) const NUM_FIRST: u8 = 4;
 
-/// Shares of the first guesses that were right, of all requests together.
+/// The shares of first guesses that were right, over all requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Beliefs {
     hits: [f32; NUM_KINDS],
@@ -46,7 +47,7 @@ pub struct Beliefs {
 }
 
 impl Beliefs {
-    /// The share that is believed to be right of a request's drafts of which nothing is known.
+    /// The share of drafts of this kind that is assumed to be right for a request about which nothing is known.
     pub(crate) fn share(&self, kind: Kind) -> f32 {
         if kind == Kind::Model {
             return PRIOR_OF_MODEL;
@@ -55,7 +56,7 @@ impl Beliefs {
         (self.hits[kind] + PRIOR_TRIALS * PRIOR) / (self.trials[kind] + PRIOR_TRIALS)
     }
 
-    /// One of the first guesses of a request was right or not.
+    /// Record whether one of a request's first guesses was right.
     pub(crate) fn observe(&mut self, kind: Kind, is_right: bool) {
         let kind = kind as usize;
         self.hits[kind] = KEPT * self.hits[kind] + f32::from(is_right);

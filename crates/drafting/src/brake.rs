@@ -1,22 +1,22 @@
-//! `Brake`: no drafts for a while when they turn out to cost more than they give.
+//! `Brake`: switches drafts off for a while if they turn out to cost more than they give.
 
-/// Steps with drafts that are looked at together.
+/// Number of steps with drafts that are judged together.
 const WINDOW: u32 = 64;
 
-/// Tokens per second that drafts must reach, as a share of what is expected without.
+/// The least tokens per second with drafts, as a share of what is expected without them.
 const LEAST_SHARE: f64 = 0.98;
 
-/// Steps without drafts after the first bad window, and at most.
+/// Steps without drafts after the first bad window, and the most after later ones.
 const FIRST_PAUSE: u32 = 256;
 const LONGEST_PAUSE: u32 = 8192;
 
-/// What one window has seen, and how long the pause is.
+/// The current window, and the length of the next pause.
 #[derive(Clone, Debug)]
 pub struct Brake {
     num_steps: u32,
     num_generated: f64,
     ns: f64,
-    /// Tokens and time of the same steps without drafts, as far as is known.
+    /// Tokens and time that the same steps would have had without drafts, as far as is known.
     plain_generated: f64,
     plain_ns: f64,
     pause: u32,
@@ -40,25 +40,25 @@ impl Default for Brake {
 }
 
 impl Brake {
-    /// Whether drafts are off.
+    /// Whether drafts are switched off.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.steps_left > 0
     }
 
-    /// How often drafts were switched off.
+    /// How often drafts have been switched off.
     #[must_use]
     pub fn num_pulled(&self) -> u64 {
         self.num_pulled
     }
 
-    /// A step begins.
+    /// Count the beginning of a step.
     pub fn pass_step(&mut self) {
         self.steps_left = self.steps_left.saturating_sub(1);
     }
 
-    /// A step with drafts gave `num_generated` tokens in `ns`; without them it would have given one for each of
-    /// `num_rows` in about `plain_ns`.
+    /// Record a step with drafts that gave `num_generated` tokens in `ns`. Without drafts it would have given one token
+    /// for each of `num_rows`, in about `plain_ns`.
     pub fn observe(&mut self, num_generated: u32, ns: u64, num_rows: u32, plain_ns: f32) {
         self.num_steps += 1;
         self.num_generated += f64::from(num_generated);

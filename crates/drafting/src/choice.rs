@@ -1,40 +1,41 @@
-//! `Chooser`: which of the drafts that were found a step should run.
+//! `Chooser`: decides which of the found drafts a step should run.
 
 use crate::{
     costs::{StepCosts, last_of_class},
     likeliest::{Candidate, Likeliest},
 };
 
-/// What drafts must gain over none, as a factor of tokens per second of the rows that have some: chance must not choose
-/// them.
+/// The least gain over a step without drafts, as a factor of the tokens per second of the rows with drafts; less could
+/// be chance.
 const LEAST_GAIN: f32 = 1.03;
 
 /// How much longer a token of any row may take than without drafts, as a factor.
 const MOST_DELAY: f32 = 1.03;
 
-/// How much longer a token of a row without drafts may take in one step.
+/// How much longer a token of a row without drafts may take in one step, as a factor.
 const OTHERS_DELAY: f32 = 1.025;
 
-/// Sizes of step that are tried at most, the most promising first. Nearly always the first one will do.
+/// Most sizes of step that are tried, the most promising first. Nearly always the first one is chosen.
 const MOST_TRIES: usize = 8;
 
-/// Tokens per second that are given up at most, as a share, so that a step is over sooner for who comes meanwhile.
+/// The least tokens per second of a shortened step, as a share of the best: a shorter step makes arriving requests wait
+/// less.
 const LEAST_SHARE: f32 = 0.93;
 
 /// A step without drafts.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PlainStep {
-    /// Rows that give a token.
+    /// Number of rows that give a token.
     pub num_rows: u32,
-    /// Its tokens.
+    /// Number of tokens.
     pub num_tokens: u32,
-    /// What it takes (ns).
+    /// Its duration (ns).
     pub ns: f32,
-    /// `Candidate::credit` of the rows for which no drafts were found: the least.
+    /// The least `Candidate::credit` of the rows for which no drafts were found.
     pub credit: f32,
-    /// Whether these rows may come a little later though they have saved nothing.
+    /// Whether these rows may come a little later, although they have saved nothing.
     pub is_patient: bool,
-    /// What it may take with drafts before a request that comes meanwhile notices (ns).
+    /// How long it may take with drafts before a request that arrives meanwhile notices (ns).
     pub unnoticed_ns: f32,
 }
 
@@ -42,26 +43,26 @@ pub struct PlainStep {
 #[derive(Clone, Copy, Debug)]
 struct Edge {
     num_drafts: u32,
-    /// What a step with so many takes (ns).
+    /// The duration of a step with this many drafts (ns).
     ns: f32,
-    /// Tokens per nanosecond if the likeliest drafts run, whosever they are: no choice gives more.
+    /// Tokens per nanosecond if it runs the likeliest drafts of all rows; no choice gives more.
     most_rate: f32,
 }
 
-/// Scratch of a choice.
+/// Chooses drafts; holds the buffers for that.
 #[derive(Clone, Debug, Default)]
 pub struct Chooser {
     likeliest: Likeliest,
     edges: Vec<Edge>,
-    /// By candidate: the drafts that it must have so as not to wait too long, and those that it has.
+    /// For each candidate, the drafts that it needs so as not to wait too long, and those that it gets.
     needed: Vec<u32>,
     chosen: Vec<u32>,
 }
 
 impl Chooser {
-    /// Cut each of `candidates` to the drafts that should run with the step `plain`: those that give the most tokens
-    /// per second, if that is enough more than without, and no row's next token is expected noticeably later than
-    /// without, but for what its drafts saved it before.
+    /// Cut each of `candidates` to the drafts that should run with the step `plain`. These give the most tokens per
+    /// second, if that is enough more than without drafts, and delay no row's next token noticeably, except by the time
+    /// that its drafts have saved before.
     pub fn choose(&mut self, costs: &StepCosts, plain: PlainStep, candidates: &mut [Candidate]) {
         let best = self.find(costs, plain, candidates);
         for candidate in candidates.iter_mut() {
@@ -74,7 +75,7 @@ impl Chooser {
         debug_assert_eq!(self.chosen.iter().sum::<u32>(), edge.num_drafts, "the size that was priced");
     }
 
-    /// The number of drafts that pays most; `chosen` says whose. None: they do not pay.
+    /// Find the number of drafts that pays most and set `chosen`; `None` if drafts do not pay.
     fn find(&mut self, costs: &StepCosts, plain: PlainStep, candidates: &[Candidate]) -> Option<Edge> {
         self.likeliest.find(candidates);
         self.find_edges(costs, plain, candidates);
@@ -107,13 +108,13 @@ impl Chooser {
         Some(best)
     }
 
-    /// Of the sizes that are left the one whose likeliest drafts give the most tokens per second.
+    /// Among the remaining sizes, the one whose likeliest drafts give the most tokens per second.
     fn most_promising(&self) -> Option<(usize, Edge)> {
         let edges = self.edges.iter().copied().enumerate();
         edges.max_by(|(_, one), (_, other)| one.most_rate.total_cmp(&other.most_rate))
     }
 
-    /// The shortest step that gives nearly the tokens per nanosecond of the best, but no shorter than need be.
+    /// The shortest step that gives nearly as many tokens per nanosecond as the best, but not shorter than necessary.
     fn shorten(
         &mut self,
         best: Edge,
@@ -132,9 +133,10 @@ impl Chooser {
             .find(|&edge| self.share_out(edge, plain, candidates).is_some_and(|rate| rate >= least_rate))
     }
 
-    /// One draft more costs nothing but where the next class of sizes begins. Of these numbers of drafts those that
-    /// could pay if all were as likely as the likeliest, and that do not keep rows waiting: rows without drafts, and
-    /// those that would be too late with all of theirs.
+    /// Find the numbers of drafts to try. One more draft costs something only at the beginning of the next class of
+    /// sizes, so only the largest number of each class counts. This keeps those that could pay if all drafts were as
+    /// likely as the likeliest, and that keep no rows waiting: neither rows without drafts, nor rows that would be too
+    /// late even with all of theirs.
     fn find_edges(&mut self, costs: &StepCosts, plain: PlainStep, candidates: &[Candidate]) {
         self.edges.clear();
         let total: u32 = candidates.iter().map(|candidate| candidate.num_drafts).sum();
@@ -147,7 +149,7 @@ impl Chooser {
         while edge < total {
             edge = total.min(last_of_class(plain.num_tokens + edge + 1) - plain.num_tokens);
             let Some(ns) = costs.expected(plain.num_tokens + edge) else { continue };
-            // More tokens take no less time, whatever was measured: chance must not choose a size.
+            // More tokens cannot take less time, whatever was measured: chance must not choose a size.
             let ns = ns.max(least_ns);
             least_ns = ns;
             if ns > plain.ns * latest {
@@ -159,7 +161,7 @@ impl Chooser {
         }
     }
 
-    /// Say of each size what it gives at most, and drop those that gain too little.
+    /// Compute the most that each size can give, and drop those that gain too little.
     fn rate_edges(&mut self, plain: PlainStep, candidates: &[Candidate]) {
         let num_rows = plain.num_rows as f32;
         let num_drafting = candidates.len() as f32;
@@ -175,8 +177,9 @@ impl Chooser {
         });
     }
 
-    /// Share out the drafts of a step of this size: to each row so many that its next token is not too late, and the
-    /// rest to the likeliest. Returns the tokens per nanosecond; `None`: that cannot be, or gains too little.
+    /// Distribute the drafts of a step of this size: each row gets as many as it needs so that its next token is not
+    /// too late; the rest go to the likeliest. Returns the tokens per nanosecond; `None` if that is impossible or gains
+    /// too little.
     fn share_out(&mut self, edge: Edge, plain: PlainStep, candidates: &[Candidate]) -> Option<f32> {
         let Edge { num_drafts, ns, .. } = edge;
         let (mut left, mut expected) = (num_drafts, 0.0);
@@ -209,7 +212,7 @@ impl Chooser {
             }
             self.chosen[candidate] += 1;
         }
-        // Those that are needed may be less likely than all that were sorted.
+        // Drafts that are needed may be less likely than all those that were sorted.
         for (chosen, &needed) in self.chosen.iter_mut().zip(&self.needed) {
             *chosen = needed.max(*chosen);
         }

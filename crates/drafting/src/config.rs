@@ -1,39 +1,40 @@
-//! `DrafterConfig`: which drafter, and its limits.
+//! `DrafterConfig`: the method of drafting, and its limits.
 
 use thiserror::Error;
 
 use crate::matches::{MAX_MATCH_TOKENS, SuffixLimits};
 
-/// Lengths of n-grams that one drafter keeps apart: each is an index of its own.
+/// Most lengths of n-grams of one drafter; each length is an index of its own.
 pub const MAX_NGRAM_LENGTHS: u32 = 16;
 
-/// Tokens of an answer that the archive has room for, on average.
+/// Average tokens per answer for which the archive has room.
 const ARCHIVED_TOKENS: usize = 512;
 
 /// Where drafts come from.
 #[derive(Clone, PartialEq, Debug)]
 pub enum DraftingMethod {
-    /// What stood behind the earliest occurrence of the longest suffix of `min..=max` tokens that occurred before.
+    /// The tokens after the earliest occurrence of the longest suffix of `min..=max` tokens that occurred before.
     Ngram {
-        /// Shortest suffix.
+        /// The shortest suffix.
         min: u32,
-        /// Longest.
+        /// The longest suffix.
         max: u32,
     },
-    /// What stood behind the longest matches of the suffix, token by token by the vote of several.
+    /// The tokens after the longest matches of the suffix; several matches vote on each token.
     Suffix(SuffixLimits),
-    /// What a second model says, where the step runs: here it is decided how many tokens it guesses of whom.
+    /// The guesses of a second model, which runs with the step. This crate only decides how many tokens it guesses for
+    /// each request.
     Model,
 }
 
-/// Drafts per request at most while so many requests run.
+/// Most drafts per request while the number of running requests is in a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TokenCap {
-    /// Fewest running requests.
+    /// The fewest running requests of the range.
     pub first: u32,
-    /// Most.
+    /// The most.
     pub last: u32,
-    /// Drafts per request.
+    /// Most drafts per request.
     pub num_tokens: u32,
 }
 
@@ -42,23 +43,25 @@ pub struct TokenCap {
 pub struct DrafterConfig {
     /// Where drafts come from.
     pub method: DraftingMethod,
-    /// The first that holds the number of running requests counts; none: as many drafts as were found.
+    /// The first entry whose range holds the number of running requests applies; if none does, there is no further
+    /// limit.
     pub caps: Vec<TokenCap>,
-    /// Requests whose answers may be drafts of others, which are kept as far as there is room; 0: none.
+    /// Number of requests whose answers may become drafts of others, kept as far as there is room; 0: none.
     pub num_archived_requests: u32,
-    /// Whether what steps take and how often drafts are right decide how many run; else all that were found do.
+    /// Whether the time of steps and the share of right drafts decide how many drafts run; otherwise all found drafts
+    /// run.
     pub adaptive: bool,
 }
 
-/// A number outside its limits.
+/// A number is outside its limits.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[error("{name} must be {rule}, got {value}")]
 pub struct DrafterConfigError {
-    /// Field.
+    /// The field.
     pub name: &'static str,
-    /// What it must be.
+    /// The rule for it.
     pub rule: String,
-    /// What it was.
+    /// Its value.
     pub value: String,
 }
 
@@ -111,7 +114,7 @@ impl DrafterConfig {
         has_archive.then(|| (self.num_archived_requests as usize).saturating_mul(ARCHIVED_TOKENS))
     }
 
-    /// Drafts per request at most while `num_running` requests run.
+    /// Most drafts per request while `num_running` requests run.
     #[must_use]
     pub fn cap(&self, num_running: u32) -> u32 {
         let holds = |cap: &&TokenCap| (cap.first..=cap.last).contains(&num_running);

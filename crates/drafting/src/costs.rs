@@ -1,30 +1,31 @@
-//! `StepCosts`: what a step takes, by how many tokens it has.
+//! `StepCosts`: how long a step takes, depending on its number of tokens.
 
-/// Sizes that are kept apart one by one: with few rows each further one counts.
+/// Sizes with a class of their own: with few rows, each further one matters.
 const NUM_SINGLE: u32 = 64;
 
-/// Classes of each doubling beyond them.
+/// Classes per doubling of the size beyond that.
 const PER_DOUBLING: u32 = 16;
 
-/// Classes of size, up to 2³².
+/// Number of classes, for sizes up to 2³².
 const NUM_CLASSES: usize = (NUM_SINGLE + PER_DOUBLING * (32 - NUM_SINGLE.ilog2())) as usize;
 
-/// What a new measurement weighs.
+/// The weight of a new measurement.
 const WEIGHT: f32 = 0.125;
 
-/// What a further token is believed to cost where nothing larger was measured, as a share of a step of one token.
+/// The assumed cost of a further token if nothing larger was measured, as a share of a step of one token.
 const SHARE_PER_TOKEN: f32 = 0.03;
 
-/// A step so many times as large says little of this one: it may be a prompt, and have been the first of its kind.
+/// A step this many times as large says little about this size: it may have been a prompt, and the first of its kind.
 const FAR: u64 = 4;
 
-/// Steps after which a measurement is taken again.
+/// A measurement that is this many steps old is made again.
 const MAX_AGE: u64 = 128;
 
-/// So many times as long as expected a step took because of something else: it counts for no more.
+/// A step that took this many times as long as expected was delayed by something else, and counts for no more than
+/// this.
 const OUTLIER: f32 = 1.5;
 
-/// A size so many times as large or as small says what this one takes at least.
+/// Sizes within this factor give a lower bound for each other.
 const NEAR: u64 = 2;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,7 +35,7 @@ struct Measured {
     seen_in: u64,
 }
 
-/// Running means of what was measured.
+/// Running means of the measurements.
 #[derive(Clone, Debug)]
 pub struct StepCosts {
     by_class: Vec<Measured>,
@@ -54,7 +55,7 @@ impl Default for StepCosts {
 }
 
 impl StepCosts {
-    /// A step of `num_tokens` tokens took `ns` nanoseconds.
+    /// Record that a step of `num_tokens` tokens took `ns` nanoseconds.
     pub fn measure(&mut self, num_tokens: u32, ns: u64) {
         self.num_steps += 1;
         let class = class_of(num_tokens);
@@ -63,7 +64,7 @@ impl StepCosts {
         let measured = &mut self.by_class[class];
         measured.count = if is_old { 2 } else { measured.count } + 1;
         let ns = if measured.count > 2 { (ns as f32).min(OUTLIER * measured.ns) } else { ns as f32 };
-        // Of the first two the faster one counts, so that a slow start is forgotten.
+        // Of the first two measurements the faster one counts, so that a slow start is forgotten.
         let weight = WEIGHT.max(1.0 / (measured.count - 1).max(1) as f32);
         if measured.count != 2 || ns < measured.ns {
             measured.ns += weight * (ns - measured.ns);
@@ -71,19 +72,19 @@ impl StepCosts {
         measured.seen_in = self.num_steps;
     }
 
-    /// Steps that were measured.
+    /// Number of steps that were measured.
     pub(crate) fn num_steps(&self) -> u64 {
         self.num_steps
     }
 
-    /// Whether what is known of a class was measured more than once, and lately.
+    /// Whether a class was measured more than once, and recently.
     fn is_sure(&self, class: usize) -> bool {
         let measured = &self.by_class[class];
         measured.count >= 2 && self.num_steps - measured.seen_in < MAX_AGE
     }
 
-    /// What a step of this size takes (ns), or at least takes by what those of nearly this size did; `None`: it should
-    /// run as it is, to be measured.
+    /// How long a step of this size takes (ns), or at least takes, judging by steps of nearly this size. `None`: the
+    /// step should run unchanged, so that it is measured.
     #[must_use]
     pub fn at_least(&self, num_tokens: u32) -> Option<f32> {
         let (class, size) = (class_of(num_tokens), u64::from(num_tokens));
@@ -100,8 +101,9 @@ impl StepCosts {
         }
     }
 
-    /// What a step of this size is expected to take (ns); `None` while nothing smaller was measured. What was measured
-    /// once, or long ago, may have been chance: if those around it say less, that is believed until it is tried again.
+    /// How long a step of this size is expected to take (ns); `None` while nothing smaller was measured. A measurement
+    /// that was made once, or long ago, may be chance. If neighbouring classes give less, their value is used until
+    /// this size is tried again.
     #[must_use]
     pub fn expected(&self, num_tokens: u32) -> Option<f32> {
         let class = class_of(num_tokens);
@@ -123,14 +125,14 @@ impl StepCosts {
         Some((ns + slope * more).min(if is_far { believed } else { f32::INFINITY }).min(own))
     }
 
-    /// The largest class up to this one of which its measurements are sure.
+    /// The largest class up to this one with a reliable measurement.
     fn sure_up_to(&self, class: usize) -> Option<usize> {
         let below = |class: usize| class.checked_sub(1).and_then(|below| self.known_up_to(below));
         std::iter::successors(self.known_up_to(class), |&class| below(class))
             .find(|&class| self.is_sure(class))
     }
 
-    /// The smallest class from this one on of which they are.
+    /// The smallest class from this one on with a reliable measurement.
     fn sure_from(&self, class: usize) -> Option<usize> {
         let above = |class: usize| (class + 1 < NUM_CLASSES).then(|| self.known_from(class + 1)).flatten();
         std::iter::successors(self.known_from(class), |&class| above(class))
@@ -178,7 +180,7 @@ fn size_of(class: usize) -> u64 {
     (parts + (class - single) % parts) << (log - u64::from(PER_DOUBLING.ilog2()))
 }
 
-/// The largest size that costs the same as far as is known here.
+/// The largest size in the same class, which costs the same as far as is known.
 pub(crate) fn last_of_class(num_tokens: u32) -> u32 {
     if num_tokens <= NUM_SINGLE {
         return num_tokens;

@@ -1,26 +1,26 @@
-//! `Credit`: the time that a request has saved by its drafts, which its neighbours' drafts may take from it, and the
-//! little that they may take from one that saves nothing.
+//! `Credit`: the time that a request has saved by its drafts, which drafts of other rows may cost it later; and the
+//! small delay that they may cause a request that has saved nothing.
 
-/// Most that is kept: what was saved long ago does not count.
+/// Most steps of credit: what was saved long ago does not count.
 const MOST_STEPS: f64 = 8.0;
 
-/// Share of it that one step may take.
+/// The share of the credit that one step may use.
 const SHARE: f64 = 0.25;
 
-/// How much later each token of a request may come on average that saves nothing, in steps. Half of what is promised,
-/// since a size of step that is chosen for its time seems to take less than it does.
+/// The average delay per token that a request without credit may have, in steps. It is half of the promised limit,
+/// because a size of step that is chosen for its time tends to take longer than expected.
 const LATER: f64 = 0.012;
 
-/// So much of it adds up, for one step to take more of.
+/// Most of that delay that adds up, so that one step may use more of it.
 const MOST_LATER: f64 = 0.1;
 
 /// How far a request is ahead of where it would be without any drafts, in steps.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Credit {
     steps: f64,
-    /// By how much it may come later still.
+    /// How much later it may still come.
     patience: f64,
-    /// Its tokens, and the time, when that was last counted; no tokens: never.
+    /// Number of its tokens, and the time, when that was last counted; no tokens: never.
     num_tokens: usize,
     clock: f64,
 }
@@ -32,7 +32,8 @@ impl Default for Credit {
 }
 
 impl Credit {
-    /// The request has `num_tokens` tokens at `clock`, the time in steps without drafts: one token each.
+    /// Record that the request has `num_tokens` tokens at `clock`. The clock counts steps without drafts, of one token
+    /// each.
     pub(crate) fn count(&mut self, num_tokens: usize, clock: f64) {
         if self.num_tokens > 0 {
             let came = num_tokens.saturating_sub(self.num_tokens) as f64;
@@ -43,12 +44,12 @@ impl Credit {
         (self.num_tokens, self.clock) = (num_tokens, clock);
     }
 
-    /// Whether the next step may take a little longer though the request has saved nothing.
+    /// Whether the next step may take a little longer although the request has saved nothing.
     pub(crate) fn is_patient(self) -> bool {
         self.patience > 0.0
     }
 
-    /// Steps that the next step may take longer than without drafts.
+    /// How much longer than without drafts the next step may take, in steps.
     pub(crate) fn to_spend(self) -> f32 {
         (SHARE * self.steps) as f32
     }

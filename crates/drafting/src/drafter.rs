@@ -1,4 +1,4 @@
-//! `Drafter`: the drafts of a step, of all its requests together.
+//! `Drafter`: the drafts of a step, for all its requests together.
 
 use std::collections::VecDeque;
 
@@ -14,19 +14,19 @@ use crate::{
     likeliest::Candidate,
 };
 
-/// After so many steps for which no draft was worth it, steps may overlap until one would be.
+/// After this many steps without a draft that was worth running, steps may overlap until there is one again.
 const PATIENCE: u32 = 8;
 
-/// So many steps with guesses of a second model show what they take: the first of them also loads what it needs.
+/// Number of steps with guesses of a second model that are needed to know their time; the first one also loads things.
 const TRIALS: u64 = 4;
 
-/// So many times as late as without drafts the first token of a request may come that comes while a step runs.
+/// The most that drafts may delay the first token of a request that arrives while a step runs, as a factor.
 const MOST_DELAY_OF_NEW: f32 = 1.1;
 
-/// Half of a step of so long (ns) is not noticed, however soon the first token comes otherwise.
+/// Half of a step that takes no longer than this (ns) is not noticed, however soon the first token comes otherwise.
 const UNNOTICED_NS: f32 = 30e6;
 
-/// What the first token of a request takes from the step on that has its prompt, or a part of that.
+/// The time from the step with a request's prompt, or a part of it, to the request's first token.
 #[derive(Clone, Copy, Debug, Default)]
 struct Newcomers {
     ns: f32,
@@ -34,7 +34,7 @@ struct Newcomers {
 }
 
 impl Newcomers {
-    /// A step with prompts took so long.
+    /// Record that a step with prompts took this long.
     fn measure(&mut self, ns: u64) {
         let ns = ns as f32;
         self.count = self.count.saturating_add(1);
@@ -45,8 +45,8 @@ impl Newcomers {
         };
     }
 
-    /// How long a step may take (ns) that takes `plain_ns` without drafts: who comes waits for half of it, and then for
-    /// the first token.
+    /// How long a step may take (ns) if it takes `plain_ns` without drafts: an arriving request waits for half of it,
+    /// and then for its first token.
     fn unnoticed_ns(self, plain_ns: f32) -> f32 {
         if self.count == 0 {
             return f32::INFINITY;
@@ -55,27 +55,27 @@ impl Newcomers {
     }
 }
 
-/// What steps take, by what kind of step it is.
+/// The durations of steps, by kind of step.
 #[derive(Debug, Default)]
 struct DraftingCosts {
-    /// Of steps that were alone, from the plan to the end: decodes and their drafts.
+    /// Steps that did not overlap, from the plan to the end: decodes and their drafts.
     alone: StepCosts,
-    /// Of those with prompts, which take another time for each token.
+    /// Such steps with prompts, in which a token takes another time.
     with_prompts: StepCosts,
-    /// Of those of them whose drafts a second model makes, which takes time of its own; `None`: none does.
+    /// Such steps with drafts of a second model, which takes time itself; `None` if there is no second model.
     with_model: Option<StepCosts>,
-    /// Of steps that overlapped, from the end of one to the end of the next.
+    /// Steps that overlapped, from the end of one to the end of the next.
     overlapping: StepCosts,
 }
 
 impl DraftingCosts {
-    /// Of steps that were alone, of this one's kind.
+    /// The durations of non-overlapping steps of this round's kind.
     fn alone(&mut self, round: Round) -> &mut StepCosts {
         if round.has_prompts() { &mut self.with_prompts } else { &mut self.alone }
     }
 
-    /// What a step takes without drafts (ns), or at least takes: overlapping the one before it, where steps do. `None`:
-    /// it should run as it is, to be measured.
+    /// How long the step takes without drafts (ns), or at least takes, overlapping the previous one if steps do.
+    /// `None`: the step should run unchanged, so that it is measured.
     fn plain_ns(&self, round: Round) -> Option<f32> {
         let alone = if round.has_prompts() { &self.with_prompts } else { &self.alone };
         let overlapping = self.overlapping.expected(round.num_tokens);
@@ -86,7 +86,7 @@ impl DraftingCosts {
         }
     }
 
-    /// What is known of steps with drafts beyond the tokens of this one.
+    /// What is known about steps with more tokens than this one, because of drafts.
     fn with_drafts(&self, round: Round) -> &StepCosts {
         let alone = if round.has_prompts() { &self.with_prompts } else { &self.alone };
         match &self.with_model {
@@ -99,7 +99,7 @@ impl DraftingCosts {
     }
 }
 
-/// A step that is planned but for its drafts.
+/// A step that is planned except for its drafts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Round {
     /// The step's number.
@@ -110,32 +110,32 @@ pub struct Round {
     pub num_rows: u32,
     /// Its tokens, without drafts.
     pub num_tokens: u32,
-    /// Whether the step before it is not over: drafts can be looked for, and cannot run.
+    /// Whether the previous step is still running: drafts can be looked for, but cannot run.
     pub overlaps: bool,
     /// When its plan was made (monotonic nanoseconds).
     pub now_ns: u64,
 }
 
 impl Round {
-    /// Whether rows are prompts, or parts of them.
+    /// Whether some rows are prompts or parts of prompts.
     fn has_prompts(self) -> bool {
         self.num_tokens > self.num_rows
     }
 }
 
-/// What the drafter has decided so far.
+/// Counters of a drafter's decisions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DrafterStats {
-    /// How often drafts were switched off for a while, because they cost more than they gave.
+    /// How often drafts were switched off for a while because they cost more than they gave.
     pub num_pauses: u64,
     /// Whether they are off now.
     pub is_paused: bool,
-    /// Drafts that were found and not run, because they would not have paid.
+    /// Drafts that were found but did not run, because they would not have paid.
     pub num_withheld: u64,
 }
 
-/// One per scheduler. A step is `begin_round`, `propose` for each request that may have drafts, `end_round`, and, once
-/// it is over, `end_step`.
+/// Makes the drafts of one scheduler. For each step, call `begin_round`, then `propose` for each request that may have
+/// drafts, then `end_round`, and `end_step` when the step has ended.
 #[derive(Debug)]
 pub struct Drafter {
     config: DrafterConfig,
@@ -147,20 +147,20 @@ pub struct Drafter {
     brake: Brake,
     chooser: Chooser,
     round: Round,
-    /// Steps that are not over, oldest first.
+    /// The steps that have not ended, oldest first.
     in_flight: VecDeque<Round>,
-    /// The step that ended last, and when.
+    /// The last step that ended, and when.
     last_end: Option<(u64, u64)>,
     candidates: Vec<Candidate>,
-    /// Where in `found` the drafts of each candidate begin.
+    /// For each candidate, where its drafts begin in `found`.
     starts: Vec<usize>,
     found: Vec<i32>,
-    /// Rows that were looked at and have no drafts, and the least that one of them may wait.
+    /// Number of rows that were looked at and have no drafts, and the least credit among them.
     num_others: u32,
     others_credit: f32,
     /// Whether all of them may come a little later.
     are_patient: bool,
-    /// What rows may wait that are not looked at.
+    /// The credit of rows that are not looked at.
     unseen: Credit,
     /// The time so far, in steps without drafts.
     clock: f64,
@@ -170,7 +170,7 @@ pub struct Drafter {
 }
 
 impl Drafter {
-    /// A drafter of at most `num_speculative_tokens` per request and step.
+    /// Make a drafter with at most `num_speculative_tokens` drafts per request and step.
     #[must_use]
     pub fn new(config: DrafterConfig, num_speculative_tokens: u32) -> Self {
         let archive = config.num_archived_tokens().map(Archive::new);
@@ -203,7 +203,7 @@ impl Drafter {
         }
     }
 
-    /// Whether the next step should know the tokens of the one before it: lately drafts were worth it.
+    /// Whether the next step should wait for the previous one's tokens, because drafts were worth running lately.
     #[must_use]
     pub fn needs_tokens(&self) -> bool {
         !self.brake.is_on() && self.num_idle_rounds < PATIENCE
@@ -218,14 +218,14 @@ impl Drafter {
         (self.num_others, self.others_credit, self.are_patient) = (0, f32::INFINITY, true);
         self.num_rounds += 1;
         self.unseen.count(self.num_rounds, self.clock);
-        // A plan that came to nothing is made again under the same number.
+        // A step whose plan was discarded is planned again under the same number.
         self.in_flight.retain(|earlier| earlier.step < round.step);
         self.in_flight.push_back(round);
         self.round = round;
     }
 
-    /// Look for drafts of the request in place `index` of the step, which holds `tokens` and may have `room` drafts.
-    /// While steps overlap, its newest token is not among them; what is found then shows whether drafts would be right.
+    /// Look for drafts for the request at place `index` of the step. It has `tokens` and may get `room` drafts. While
+    /// steps overlap, `tokens` lacks its newest token; the guesses then only show whether drafts would be right.
     pub fn propose(&mut self, index: u32, history: &mut History, tokens: &[i32], room: u32) {
         let limit = self.num_speculative_tokens.min(self.config.cap(self.round.num_running)).min(room);
         let start = self.found.len();
@@ -250,14 +250,14 @@ impl Drafter {
         }
     }
 
-    /// A request is over that holds `tokens`: what it was answered may help others.
+    /// Record that a request with `tokens` has ended: its answer may become drafts of others.
     pub fn retire(&mut self, history: &mut History, tokens: &[i32]) {
         if let Some(archive) = &mut self.archive {
             history.archive(archive, tokens, true);
         }
     }
 
-    /// The drafts that the step should run: place in the step, tokens.
+    /// The drafts that the step should run: the place in the step, and the tokens.
     pub fn end_round(&mut self) -> impl Iterator<Item = (u32, &[i32])> {
         let num_found = self.found.len() as u64;
         if self.config.adaptive {
@@ -277,7 +277,7 @@ impl Drafter {
         })
     }
 
-    /// Keep back what would not pay.
+    /// Withhold drafts that would not pay.
     fn choose(&mut self) {
         let Round { num_rows, num_tokens, .. } = self.round;
         let plain_ns = self.costs.plain_ns(self.round).filter(|_| !self.brake.is_on());
@@ -300,7 +300,7 @@ impl Drafter {
         self.candidates.iter().map(|candidate| candidate.num_drafts).sum()
     }
 
-    /// What this step takes, in steps without drafts: by what is expected, which noise does not move.
+    /// The duration of this step, in steps without drafts. Uses expected times, which noise does not change.
     fn expected_steps(&self) -> f64 {
         let num_drafts = self.num_chosen();
         let num_tokens = self.round.num_tokens;
@@ -311,7 +311,8 @@ impl Drafter {
         }
     }
 
-    /// A step is over: it ran `num_tokens` tokens, drafts among them, and gave `num_generated` in `num_sampled` rows.
+    /// Record that a step has ended: it ran `num_tokens` tokens, including drafts, and gave `num_generated` tokens in
+    /// `num_sampled` rows.
     pub fn end_step(
         &mut self,
         step: u64,
@@ -321,7 +322,7 @@ impl Drafter {
         now_ns: u64,
     ) {
         let Some(round) = self.in_flight.iter().find(|round| round.step == step).copied() else { return };
-        // What is older failed.
+        // Older steps failed.
         self.in_flight.retain(|other| other.step > step);
         let last_end = self.last_end.replace((step, now_ns));
         if round.overlaps {
@@ -353,7 +354,7 @@ impl Drafter {
         }
     }
 
-    /// What was decided so far.
+    /// The counters of the decisions so far.
     #[must_use]
     pub fn stats(&self) -> DrafterStats {
         DrafterStats {

@@ -1,12 +1,13 @@
-//! `Estimate`: how often the drafts of one request were right, and `Belief`: what that says of the next ones.
+//! `Estimate`: how often the drafts of one request were right; and `Belief`: the probabilities for its next drafts that
+//! follow.
 
-/// What is left of an observation after one more trial: after 32 of them it counts half.
+/// The weight that an observation keeps after one more trial: half after 32 trials.
 const KEPT: f64 = 0.978_572_062_087_700_1;
 
-/// More trials than one observation has: the drafts of a step and one behind them.
+/// More trials than one observation can have: the drafts of a step, and one after them.
 const NUM_TRIALS: usize = 66;
 
-/// What is left after so many trials.
+/// The remaining weight after each number of trials.
 static KEPT_AFTER: [f32; NUM_TRIALS] = kept_after();
 
 const fn kept_after() -> [f32; NUM_TRIALS] {
@@ -20,13 +21,13 @@ const fn kept_after() -> [f32; NUM_TRIALS] {
     table
 }
 
-/// A further token costs a step about so much of its time, so drafts that are less likely never pay.
+/// A further token costs about this share of a step, so drafts that are less likely never pay.
 const LEAST_SURVIVAL: f32 = 0.03;
 
-/// Trials that what is believed of a request before it was seen counts for.
+/// The assumption about a new request counts like this many trials.
 const PRIOR_TRIALS: f32 = 2.0;
 
-/// Counts with forgetting.
+/// Counts of right guesses and trials, in which older ones weigh less.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Estimate {
     hits: f32,
@@ -34,12 +35,12 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// Whether nothing was observed yet.
+    /// Whether nothing has been observed yet.
     pub(crate) fn is_new(self) -> bool {
         self.trials == 0.0
     }
 
-    /// `num_right` guesses were right, and the one behind them was wrong if `missed`.
+    /// Record that `num_right` guesses were right, and, if `missed`, that the next one was wrong.
     pub fn observe(&mut self, num_right: u32, missed: bool) {
         let trials = num_right + u32::from(missed);
         let kept = KEPT_AFTER[(trials as usize).min(NUM_TRIALS - 1)];
@@ -47,14 +48,15 @@ impl Estimate {
         self.trials = self.trials * kept + trials as f32;
     }
 
-    /// What the counts say, if a share `prior` of the drafts was believed to be right before there were any.
+    /// The probabilities that follow from the counts, if a share `prior` of the drafts was assumed to be right at
+    /// first.
     #[must_use]
     pub fn belief(self, prior: f32) -> Belief {
         Belief { hits: self.hits + PRIOR_TRIALS * prior, trials: self.trials + PRIOR_TRIALS }
     }
 }
 
-/// How likely drafts are: the less is known of them, the more each one that is right says of those behind it.
+/// The probabilities of drafts. The less is known, the more each right draft says about those after it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Belief {
     hits: f32,
@@ -62,7 +64,7 @@ pub struct Belief {
 }
 
 impl Belief {
-    /// As if so many trials had been seen, and a share of them right.
+    /// Make a belief as after this many trials, of which a share `acceptance` was right.
     #[must_use]
     pub fn new(acceptance: f32, trials: f32) -> Self {
         Self { hits: acceptance * trials, trials }
@@ -80,7 +82,7 @@ impl Belief {
         (self.hits + num_right as f32) / (self.trials + num_right as f32)
     }
 
-    /// How many drafts in a row are likely enough to be worth finding: more would hardly be reached.
+    /// How many drafts in a row are likely enough to be worth finding; more would hardly be reached.
     #[must_use]
     pub fn reach(self) -> usize {
         (LEAST_SURVIVAL.ln() / self.acceptance_after(1).clamp(0.01, 0.99).ln()).max(1.0) as usize

@@ -1,4 +1,4 @@
-//! `History`: what one request's drafts are made of.
+//! `History`: the sources of one request's drafts.
 
 use crate::{
     archive::{Archive, PIECE},
@@ -12,7 +12,7 @@ use crate::{
     suffix::{MatchedBy, SuffixIndex},
 };
 
-/// After so many tokens for which nothing was found, one in so many is looked for.
+/// After this many tokens without a match, search only once in this many tokens.
 const PATIENCE: u32 = 8;
 const STRIDE: usize = 4;
 
@@ -27,8 +27,8 @@ enum Index {
 /// Stands for a guess that a second model makes when the step runs.
 pub const UNKNOWN_GUESS: i32 = -1;
 
-/// Tokens after which a second model whose guesses are not run is believed as little known as at first: it may have
-/// got better since.
+/// After this many tokens without a verified guess of the second model, forget how good its guesses were: they may have
+/// become better.
 const FORGOTTEN_AFTER: usize = 512;
 
 impl Index {
@@ -41,36 +41,36 @@ impl Index {
     }
 }
 
-/// The tokens of a request, indexed, and how right its drafts were. The tokens themselves stay with the request.
+/// An index of a request's tokens, and how often its drafts were right. The request itself keeps the tokens.
 #[derive(Clone, Debug)]
 pub struct History {
     index: Index,
-    /// How right guesses of each kind were.
+    /// How often guesses of each kind were right.
     estimates: [Estimate; NUM_KINDS],
-    /// How many of them have counted for other requests.
+    /// For each kind, how many guesses have counted for other requests.
     num_counted: [u8; NUM_KINDS],
     prediction: Option<Prediction>,
-    /// What was guessed last, whether it ran or not, and how many tokens there were then.
+    /// The last guesses, whether they ran or not, and the number of tokens at that time.
     guessed: Vec<i32>,
     guessed_at: usize,
     kind: Kind,
-    /// The share of that kind that was believed to be right of a request of which nothing is known.
+    /// The share of right guesses that was assumed for that kind before anything was known.
     prior: f32,
-    /// What tells requests apart that may not learn of each other.
+    /// Separates requests that must not learn from each other.
     seed: u64,
     num_prompt_tokens: usize,
-    /// Tokens of the prompt, and of the answer as far as the archive has it.
+    /// Tokens that need not be archived any more: the prompt, and the archived part of the answer.
     num_archived: usize,
-    /// Times in a row that nothing was found.
+    /// How many searches in a row found nothing.
     num_misses: u32,
-    /// Tokens when guesses of a second model were last verified.
+    /// Number of tokens when guesses of a second model were last verified.
     verified_at: usize,
     pub(crate) credit: Credit,
 }
 
 impl History {
-    /// The history of a request that holds its prompt. `num_tokens` is how many it will about have, `prediction` what
-    /// its caller expects as the answer (empty: nothing).
+    /// Make the history of a request with its prompt. `num_tokens` is about how many it will have, `prediction` the
+    /// answer that its caller expects (may be empty).
     #[must_use]
     pub fn new(
         config: &DrafterConfig,
@@ -103,22 +103,22 @@ impl History {
         }
     }
 
-    /// How likely the last guesses are.
+    /// How likely the last guesses are to be right.
     #[must_use]
     pub fn belief(&self) -> Belief {
         self.estimates[self.kind as usize].belief(self.prior)
     }
 
-    /// Whether the last guesses are what the caller predicts.
+    /// Whether the last guesses come from the caller's prediction.
     #[must_use]
     pub fn is_predicted(&self) -> bool {
         self.kind == Kind::Prediction
     }
 
-    /// Append at most `limit` guesses of what follows `tokens` to `drafts`: what the caller predicts, while the answer
-    /// follows that, else what stood behind the same tokens before, else what stood behind them in other answers. With
-    /// `is_choosy`, no more than are likely to be reached. `beliefs` says what is believed of new requests, and learns
-    /// from this one.
+    /// Append to `drafts` at most `limit` guesses of what follows `tokens`: the caller's prediction while the answer
+    /// follows it; else what followed the same tokens before in this request; else what followed them in other answers.
+    /// With `is_choosy`, append no more than are likely to be reached. `beliefs` gives the assumptions about new
+    /// requests, and learns from this one.
     pub fn propose(
         &mut self,
         tokens: &[i32],
@@ -160,7 +160,7 @@ impl History {
             self.take_for(kind, beliefs);
             drafts.truncate(first + self.within(limit, is_choosy));
         }
-        // What three tokens say of other answers counts more than what two say of this one.
+        // A match of three tokens in other answers is worth more than a match of two in this request.
         let num_weak = drafts.len() - first;
         if (num_weak == 0 || self.kind == Kind::Few)
             && may_search
@@ -181,8 +181,8 @@ impl History {
         self.guessed_at = tokens.len();
     }
 
-    /// A step has run the first guesses: so many were right, and the one behind them was wrong if `missed`. Of guesses
-    /// that are known here nothing new.
+    /// Record a step that ran guesses of the second model: `num_right` were right, and if `missed`, the next one was
+    /// wrong. For other kinds this does nothing, because the guesses are known here.
     pub fn verify(&mut self, num_right: u32, missed: bool) {
         if self.kind == Kind::Model {
             self.estimates[self.kind as usize].observe(num_right, missed);
@@ -190,8 +190,8 @@ impl History {
         }
     }
 
-    /// Guesses are of this kind. What a longer match says was seen to be right as often as what shorter ones of the same
-    /// text said, at least.
+    /// Note the kind of the guesses. Guesses after a longer match are assumed to be right at least as often as those
+    /// after shorter matches of the same text.
     fn take_for(&mut self, kind: Kind, beliefs: &Beliefs) {
         self.kind = kind;
         self.prior = beliefs.share(kind);
@@ -203,12 +203,12 @@ impl History {
         }
     }
 
-    /// Of `limit` guesses, those that are likely to be reached.
+    /// How many of `limit` guesses are likely to be reached.
     fn within(&self, limit: usize, is_choosy: bool) -> usize {
         if is_choosy { limit.min(self.belief().reach()) } else { limit }
     }
 
-    /// Compare what was guessed last with what came, also where the guess was not run.
+    /// Compare the last guesses with the tokens that came, even if the guesses did not run.
     fn learn(&mut self, tokens: &[i32], beliefs: &mut Beliefs) {
         if self.kind == Kind::Model {
             return; // They were not known here.
@@ -227,8 +227,8 @@ impl History {
         }
     }
 
-    /// Put what was answered since the last time into the archive: whole pieces, and with `is_over` the rest. What was
-    /// answered before by the same request is there already.
+    /// Archive what was answered since the last call: whole pieces, and with `is_over` also the rest. What the same
+    /// request repeats from its own answer is archived already and left out.
     pub fn archive(&mut self, archive: &mut Archive, tokens: &[i32], is_over: bool) {
         while tokens.len() >= self.num_archived + if is_over { 1 } else { PIECE } {
             let (first, end) = (self.num_archived, tokens.len().min(self.num_archived + PIECE));
@@ -243,7 +243,7 @@ impl History {
         }
     }
 
-    /// Whether to look for the newest of so many tokens: after a while in which nothing was found, now and then.
+    /// Whether to search after this many tokens: after many misses, only now and then.
     fn may_search(&self, num_tokens: usize) -> bool {
         self.num_misses < PATIENCE || num_tokens.is_multiple_of(STRIDE)
     }

@@ -1,29 +1,29 @@
-//! Drafts without a model: guesses of the tokens that follow, out of the tokens that a request holds already, and how
-//! many of them a step should run.
+//! Drafts: guesses of the tokens that follow, taken from tokens that are known already, and the decision how many of
+//! them a step should run. A second model may guess instead; then this crate only decides how many.
 //!
 //! ```text
 //!  prompt ──▶ History ◀── each new token          one per request
-//!               │ propose: what stood behind the same tokens before
+//!               │ propose: what followed the same tokens before
 //!               ▼
-//!            Drafter ── Controller: how many pay  ──▶ drafts of the step
-//!               ▲                                     one per scheduler
+//!            Drafter ── Chooser: which pay  ──▶ drafts of the step
+//!               ▲                               one per scheduler
 //!               └── what the steps took and gave
 //! ```
 //!
-//! A draft is verified by sampling: it is kept while it equals what the sampler draws. So a wrong one costs time and
-//! changes nothing, and the only question here is what pays.
+//! Sampling verifies a draft: it is kept while it equals what the sampler draws. So a wrong draft costs time but
+//! changes nothing, and the only question here is which drafts pay.
 //!
 //! | file | noun |
 //! |---|---|
-//! | `config.rs` | which drafter, and its limits |
+//! | `config.rs` | which method, and its limits |
 //! | `ngram.rs` | the earliest place of each n-gram |
-//! | `suffix.rs` | the newest places of each triple of tokens, and their longest matches |
-//! | `archive.rs`, `matches.rs` | what other requests were answered; the longest matches of either, and their vote |
+//! | `suffix.rs` | the newest places of each few tokens, and their longest matches |
+//! | `archive.rs`, `matches.rs` | what other requests were answered; the longest matches in either, and their vote |
 //! | `prediction.rs` | an answer that the caller expects, and how far the real one follows it |
-//! | `history.rs`, `estimate.rs` | what a request's drafts are made of; how often they are right |
-//! | `beliefs.rs` | what is believed of a request before it was seen, from what others' first drafts were worth |
+//! | `history.rs`, `estimate.rs` | the sources of a request's drafts; how often they are right |
+//! | `beliefs.rs` | what is assumed about a new request, from what others' first drafts were worth |
 //! | `drafter.rs` | all requests of a step together |
-//! | `costs.rs`, `choice.rs`, `likeliest.rs`, `brake.rs` | what a step takes; which drafts pay, the likeliest first; when to stop for a while |
+//! | `costs.rs`, `choice.rs`, `likeliest.rs`, `brake.rs` | what a step takes; which drafts pay, the likeliest first; when to pause |
 //! | `credit.rs` | how long a row may wait for its neighbours' drafts, after what its own saved it |
 
 #![forbid(unsafe_code)]

@@ -1,14 +1,14 @@
-//! `Candidate`: what was found for a row; `Likeliest`: the drafts of all rows of a step, those first that are likeliest
-//! to be reached and right.
+//! `Candidate`: the drafts that were found for a row; `Likeliest`: sorts the drafts of all rows of a step by the
+//! probability that they are reached and right.
 
 use crate::estimate::Belief;
 
-/// Classes of each halving of the probability: drafts of one class count as equally likely. The first draft of each row
-/// comes before any row's second among these.
+/// Classes per halving of the probability. Drafts of one class count as equally likely; among them, each row's first
+/// draft comes before any row's second.
 const PER_HALVING: u32 = 128;
 const MANTISSA_BITS: u32 = f32::MANTISSA_DIGITS - 1 - PER_HALVING.ilog2();
 
-/// Halvings that are told apart: what is less likely never pays.
+/// Halvings that are distinguished; less likely drafts never pay.
 const NUM_HALVINGS: u32 = 12;
 const NUM_CLASSES: usize = (PER_HALVING * NUM_HALVINGS) as usize;
 
@@ -17,37 +17,37 @@ const NUM_CLASSES: usize = (PER_HALVING * NUM_HALVINGS) as usize;
 pub struct Candidate {
     /// The row's place in the step.
     pub index: u32,
-    /// How many were found; afterwards how many are to run.
+    /// Number of drafts found; after the choice, the number that runs.
     pub num_drafts: u32,
-    /// How likely they are.
+    /// How likely they are to be right.
     pub belief: Belief,
-    /// Steps by which the row may come later, out of what its drafts saved it before.
+    /// Steps by which the row may come later, out of what its drafts saved before.
     pub credit: f32,
 }
 
-/// A draft: whose, and the probability that it and all before it are right.
+/// A draft: its candidate, and the probability that it and all drafts before it are right.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Draft {
     pub(crate) candidate: u32,
     pub(crate) survival: f32,
 }
 
-/// Scratch of a sort.
+/// Sorts drafts; holds the buffers for that.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Likeliest {
-    /// By depth and then by row.
+    /// The drafts by depth, then by row.
     found: Vec<Draft>,
     gains: Vec<f32>,
     sorted: Vec<Draft>,
-    /// Of the rows that have drafts of the depth that is looked at: candidate, and what its last one had.
+    /// For the rows that have drafts at the current depth: the candidate, and the probability of its previous draft.
     survivals: Vec<Draft>,
-    /// By class, where its next draft goes.
+    /// For each class, where its next draft goes.
     places: Vec<u32>,
 }
 
 impl Likeliest {
-    /// The `most` likeliest of the drafts that were looked at. A row's stay in their order, so that what is taken of
-    /// each is a prefix.
+    /// Sort the `most` likeliest of the drafts that were looked at. The drafts of one row stay in order, so that those
+    /// taken of each row are a prefix.
     pub(crate) fn sort(&mut self, most: u32) {
         self.places.clear();
         self.places.resize(NUM_CLASSES, 0);
@@ -68,17 +68,17 @@ impl Likeliest {
         self.sorted.truncate(most as usize);
     }
 
-    /// By candidate: the tokens that all its drafts give.
+    /// For each candidate, the expected number of tokens from all its drafts.
     pub(crate) fn gains(&self) -> &[f32] {
         &self.gains
     }
 
-    /// Those that were sorted, in their order.
+    /// The sorted drafts.
     pub(crate) fn sorted(&self) -> &[Draft] {
         &self.sorted
     }
 
-    /// Look at all drafts: the first of each row, then the second ones, and so on.
+    /// Look at all drafts: first at the first one of each row, then at the second ones, and so on.
     pub(crate) fn find(&mut self, candidates: &[Candidate]) {
         self.found.clear();
         self.gains.clear();
@@ -103,7 +103,7 @@ impl Likeliest {
     }
 }
 
-/// The class of a probability, the likeliest first: of numbers that are not negative the bits are in their order.
+/// The class of a probability, the likeliest first. The bits of non-negative floats sort like the numbers.
 fn class_of(survival: f32) -> usize {
     let distance = (1.0_f32.to_bits().saturating_sub(survival.to_bits())) >> MANTISSA_BITS;
     (distance as usize).min(NUM_CLASSES - 1)

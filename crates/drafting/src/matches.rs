@@ -1,38 +1,38 @@
-//! `Matches`: places where the newest tokens stood before, the longest first, and their vote on what follows.
+//! `Matches`: earlier places of the newest tokens, the longest matches first, and their vote on what follows.
 
-/// Longest suffix that is compared: more says no more about what follows.
+/// Longest suffix that is compared; a longer one would say no more about what follows.
 pub const MAX_MATCH_TOKENS: u32 = 64;
 
-/// Tokens that a place is found by.
+/// Tokens of the key by which places are found.
 pub(crate) const KEY_TOKENS: usize = 3;
 
-/// Places that one search looks at.
+/// Most places that one search looks at.
 pub(crate) const MAX_LINKS: usize = 32;
 
-/// How much a match may say.
+/// Limits of matches and drafts.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SuffixLimits {
-    /// Tokens that are compared, backwards from the newest.
+    /// Most tokens that are compared, backwards from the newest.
     pub max_match: u32,
-    /// Drafts at most per token of the match.
+    /// Most drafts per token of the match.
     pub max_factor: f64,
-    /// Share of the matches that a path must keep.
+    /// The least share of the matches that a draft must keep.
     pub min_share: f64,
 }
 
-/// Matches that vote.
+/// Most matches that vote.
 const MAX_VOTERS: usize = 8;
 
-/// A place where the newest tokens stood before.
+/// An earlier place of the newest tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Match {
-    /// One past its last token: what follows begins here.
+    /// One past the place's last token, where the continuation begins.
     pub(crate) end: usize,
-    /// Tokens that agree.
+    /// Number of equal tokens.
     pub(crate) length: usize,
 }
 
-/// The longest ones of those that were added, and of equals the ones that were added first.
+/// The longest matches that were added; among equals, the earliest added.
 #[derive(Debug)]
 pub(crate) struct Matches {
     voters: [Match; MAX_VOTERS],
@@ -41,12 +41,12 @@ pub(crate) struct Matches {
 }
 
 impl Matches {
-    /// None yet. A match of `max_match` tokens is as long as any.
+    /// Make an empty set. A match of `max_match` tokens counts as the longest possible.
     pub(crate) fn new(max_match: usize) -> Self {
         Self { voters: [Match::default(); MAX_VOTERS], count: 0, max_match }
     }
 
-    /// Take one in.
+    /// Add a match, if it is long enough.
     pub(crate) fn add(&mut self, found: Match) {
         let voters = &mut self.voters;
         let place = voters[..self.count].iter().position(|other| other.length < found.length);
@@ -59,19 +59,19 @@ impl Matches {
         }
     }
 
-    /// Whether there is none yet.
+    /// Whether no match was added yet.
     pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Whether no further match can change anything.
+    /// Whether further matches cannot change anything.
     pub(crate) fn is_settled(&self) -> bool {
         self.count == MAX_VOTERS && self.voters[MAX_VOTERS - 1].length == self.max_match
     }
 
-    /// Append to `drafts` at most `limit` tokens: each is what most of the matches hold, and those that hold another
-    /// one have no vote afterwards. `token_at` says what stands at a place, given the tokens that were guessed so far;
-    /// a match that has nothing more has no vote either. Returns the longest match that holds all of them.
+    /// Append at most `limit` tokens to `drafts`. Each is the token that most voting matches continue with; those that
+    /// continue with another one lose their vote, as do those that end. `token_at` returns the token at a place, given
+    /// the tokens guessed so far. Returns the longest match that continues with all of them.
     pub(crate) fn vote(
         mut self,
         limits: &SuffixLimits,
@@ -82,7 +82,7 @@ impl Matches {
         if self.count == 0 {
             return None;
         }
-        // A long match says more than many short ones: those of less than three quarters of its length have no vote.
+        // A long match says more than many short ones: matches of less than three quarters of its length do not vote.
         let longest = self.voters[0].length;
         self.count = self.voters[..self.count].iter().filter(|voter| 4 * voter.length >= 3 * longest).count();
         let (first, total) = (drafts.len(), self.count);
@@ -123,7 +123,7 @@ impl Matches {
     }
 }
 
-/// Tokens that the ends of both have in common, at most `most`.
+/// Length of the common suffix of both, at most `most`.
 pub(crate) fn common_suffix(before: &[i32], now: &[i32], most: usize) -> usize {
     let pairs = before.iter().rev().zip(now.iter().rev()).take(most);
     pairs.take_while(|(before, now)| before == now).count()

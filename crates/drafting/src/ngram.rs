@@ -1,13 +1,13 @@
-//! `NgramIndex`: where each n-gram of a request stood first.
+//! `NgramIndex`: where each n-gram of a request occurred first.
 
-/// The place of a gram is one past its last token; 0: nothing lies in the slot.
+/// An empty slot. The place of a gram is one past its last token, so it is never 0.
 const EMPTY: u32 = 0;
 
 /// Slots of a table before it grows for the first time.
 const FIRST_SLOTS: usize = 64;
 
-/// Grams of one length, open addressing over their ends. A slot holds nothing of the gram but where it ends: the tokens
-/// are those of the request.
+/// The grams of one length: a hash table with open addressing. A slot holds only where the gram ends; the request has
+/// the tokens.
 #[derive(Clone, Debug)]
 struct Table {
     length: usize,
@@ -24,7 +24,7 @@ impl Table {
         &tokens[end - self.length..end]
     }
 
-    /// The slot of the gram that ends at `end`: its own, or the empty one where it would go.
+    /// The slot of the gram that ends at `end`: its own, or the empty one where it would be inserted.
     fn slot_of(&self, tokens: &[i32], end: usize, hash: u64) -> usize {
         let mask = self.slots.len() - 1;
         let mut slot = hash as usize & mask;
@@ -37,7 +37,7 @@ impl Table {
         }
     }
 
-    /// Where the gram that ends at `end` ended first, if it did before.
+    /// The end of the first occurrence of the gram that ends at `end`, if there is an earlier one.
     fn first_end(&self, tokens: &[i32], end: usize, hash: u64) -> Option<usize> {
         if self.slots.is_empty() {
             return None;
@@ -48,7 +48,7 @@ impl Table {
         }
     }
 
-    /// Note the gram that ends at `end`, unless it did before.
+    /// Insert the gram that ends at `end`, unless it occurred before.
     fn insert(&mut self, tokens: &[i32], end: usize, hash: u64, seed: u64) {
         if self.slots.len() <= 2 * self.num_grams {
             self.grow(tokens, seed);
@@ -73,27 +73,27 @@ impl Table {
     }
 }
 
-/// Grams of every length in `min..=max`.
+/// The n-grams of every length in `min..=max`.
 #[derive(Clone, Debug)]
 pub struct NgramIndex {
     min: usize,
     tables: Vec<Table>,
     /// Grams that end here or before are in the tables.
     num_indexed: usize,
-    /// So that no client can send tokens whose grams all fall into one slot.
+    /// Random, so that no client can send tokens whose grams all collide.
     seed: u64,
 }
 
 impl NgramIndex {
-    /// An index without tokens. `min` is at least 1, `max` at least `min`.
+    /// Make an empty index. `min` is at least 1, `max` at least `min`.
     #[must_use]
     pub fn new(min: u32, max: u32, seed: u64) -> Self {
         let tables = (min..=max).map(|length| Table::new(length as usize)).collect();
         Self { min: min as usize, tables, num_indexed: 0, seed }
     }
 
-    /// Take in what `tokens` holds beyond what it held before. The grams that end with the last token stay out: they are
-    /// what is looked for.
+    /// Add the tokens that are new since the last call. The grams that end with the last token are left out, because
+    /// they are what is looked up.
     pub fn append(&mut self, tokens: &[i32]) {
         while self.num_indexed + 1 < tokens.len() {
             self.num_indexed += 1;
@@ -108,7 +108,8 @@ impl NgramIndex {
         }
     }
 
-    /// What follows the earliest occurrence of the longest suffix of `tokens` that occurred before; empty if none did.
+    /// The tokens after the earliest occurrence of the longest suffix of `tokens` that occurred before; empty if none
+    /// did.
     #[must_use]
     pub fn following<'a>(&self, tokens: &'a [i32]) -> &'a [i32] {
         let mut found = tokens.len();
@@ -118,7 +119,7 @@ impl NgramIndex {
             let Some(table) = (back + 1).checked_sub(self.min).map(|index| &self.tables[index]) else {
                 continue;
             };
-            // Where a suffix did not occur, no longer one did.
+            // If a suffix did not occur before, neither did a longer one.
             let Some(end) = table.first_end(tokens, tokens.len(), hash) else { break };
             found = end;
         }
@@ -134,7 +135,7 @@ fn hash_backwards(gram: &[i32], seed: u64) -> u64 {
     gram.iter().rev().fold(seed, |hash, &token_id| mix(hash, token_id))
 }
 
-/// One token more, by a multiplication whose halves are folded: the low bits depend on all.
+/// Mix one token into a hash: a multiplication whose halves are folded, so that the low bits depend on all bits.
 fn mix(hash: u64, token_id: i32) -> u64 {
     let product = u128::from(hash ^ u64::from(token_id as u32)) * 0x9e37_79b9_7f4a_7c15;
     (product as u64) ^ ((product >> 64) as u64)

@@ -4,41 +4,41 @@ use std::sync::Arc;
 
 use crate::{matches::KEY_TOKENS, suffix::Places};
 
-/// Longest suffix of the answer that is compared with what stands before a place of the prediction.
+/// Longest suffix of the answer that is compared with the text before a place in the prediction.
 const MAX_MATCH_TOKENS: usize = 64;
 
-/// Places that one search looks at.
+/// Most places that one search looks at.
 const MAX_LINKS: usize = 32;
 
-/// So many tokens around the place where the answer left the prediction are searched for less than a whole key.
+/// Within this many tokens of the place where the answer left the prediction, a match shorter than a key is enough.
 const NEAR: usize = 32;
 
 /// Tokens that must agree there.
 const NEAR_TOKENS: usize = 2;
 
-/// What the caller expects, indexed once for all samples of a request.
+/// The prediction, indexed once for all samples of a request.
 #[derive(Debug)]
 struct Expected {
     tokens: Box<[i32]>,
     places: Places,
 }
 
-/// A prediction as one request's answer follows it: token by token, and after each difference from the place that
-/// the answer goes on from, if one is found.
+/// The prediction of one request, compared token by token with its answer. After a difference, it looks for the place
+/// from which the answer continues.
 #[derive(Clone, Debug)]
 pub struct Prediction {
     expected: Arc<Expected>,
     num_prompt_tokens: usize,
-    /// Tokens of the answer that were compared.
+    /// Number of the answer's tokens that were compared.
     num_seen: usize,
-    /// The place in the prediction that comes next, while the answer follows it.
+    /// The next place in the prediction, while the answer follows it.
     next: Option<usize>,
-    /// Where it last did.
+    /// The last place where the answer followed it.
     last: usize,
 }
 
 impl Prediction {
-    /// The prediction of a request whose prompt has `num_prompt_tokens`; none where nothing is predicted.
+    /// Make the prediction of a request whose prompt has `num_prompt_tokens`; `None` if nothing is predicted.
     #[must_use]
     pub fn new(tokens: &[i32], num_prompt_tokens: usize, seed: u64) -> Option<Self> {
         if tokens.is_empty() {
@@ -50,8 +50,8 @@ impl Prediction {
         Some(Self { expected, num_prompt_tokens, num_seen: 0, next: Some(0), last: 0 })
     }
 
-    /// What follows `tokens`, the prompt and the answer so far, if the prediction is right; empty where the answer has
-    /// left it.
+    /// The predicted continuation of `tokens`, the prompt and the answer so far; empty if the answer has left the
+    /// prediction.
     pub fn following(&mut self, tokens: &[i32]) -> &[i32] {
         let answer = tokens.get(self.num_prompt_tokens..).unwrap_or_default();
         let new = answer.get(self.num_seen..).unwrap_or_default();
@@ -64,7 +64,7 @@ impl Prediction {
         &self.expected.tokens[next..]
     }
 
-    /// The place behind `new`, if the prediction has that where the answer was.
+    /// The place after `new`, if the prediction continues with it from where the answer was.
     fn go_on(&mut self, new: &[i32]) -> Option<usize> {
         let rest = &self.expected.tokens[self.next?..];
         let num_right = rest.iter().zip(new).take_while(|(expected, came)| expected == came).count();
@@ -72,8 +72,8 @@ impl Prediction {
         (num_right == new.len()).then_some(self.last)
     }
 
-    /// The place that the end of the answer stands before: of the longest matches the nearest to where it was left, or
-    /// a short one close to that.
+    /// The place in the prediction that the end of the answer leads to: the longest match, and among equals the nearest
+    /// to where the answer left it; or a short match close to that.
     fn search(&self, answer: &[i32]) -> Option<usize> {
         let Expected { tokens, places } = &*self.expected;
         let distance = |end: usize| end.abs_diff(self.last);
@@ -91,7 +91,7 @@ impl Prediction {
     }
 }
 
-/// How many tokens before `end` are the last ones of the answer.
+/// How many tokens before `end` equal the last tokens of the answer.
 fn match_length(tokens: &[i32], end: usize, answer: &[i32]) -> usize {
     let pairs = tokens[..end].iter().rev().zip(answer.iter().rev()).take(MAX_MATCH_TOKENS);
     pairs.take_while(|(expected, came)| expected == came).count()

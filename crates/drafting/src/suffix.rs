@@ -1,47 +1,48 @@
-//! `SuffixIndex`: where a request held the same tokens before, newest first, and what the longest matches say follows.
+//! `SuffixIndex`: earlier places of a request's newest tokens, newest first, and what the longest matches continue
+//! with.
 //!
-//! Places are found by eight tokens, where there are some, so that a long match is found behind any number of short
-//! ones; else by three; else by two.
+//! Places are looked up by eight tokens first, so that a long match is found behind any number of short ones; if there
+//! are none, by three tokens, and then by two.
 
 use crate::matches::{KEY_TOKENS, MAX_LINKS, MAX_MATCH_TOKENS, Match, Matches, SuffixLimits, common_suffix};
 
-/// Tokens of the keys that are tried before and after `KEY_TOKENS`.
+/// Lengths of the keys that are tried before and after `KEY_TOKENS`.
 const LONG_KEY_TOKENS: usize = 8;
 const SHORT_KEY_TOKENS: usize = 2;
 
-/// Places that are looked at by a long or a short key.
+/// Most places that are looked at for a long or a short key.
 const FEW_LINKS: usize = 8;
 
 const SMALLEST_HEAD: usize = 1 << 8;
 const LARGEST_HEAD: usize = 1 << 17;
 
-/// A chain of places for each few tokens: 4 bytes per token, and a table of the newest.
+/// A chain of places for each key: 4 bytes per token, and a table of the newest places.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
-    /// So many tokens.
+    /// Tokens per key.
     key_tokens: usize,
-    /// By their hash, one past the newest end's last token; 0: none.
+    /// For each hash, one past the last token of the newest such key; 0: none.
     head: Vec<u32>,
-    /// By end, the end before it with the same hash.
+    /// For each end, the previous end with the same hash.
     previous: Vec<u32>,
     seed: u64,
 }
 
 impl Places {
-    /// Without tokens, for about `num_tokens`.
+    /// Make an empty index for about `num_tokens` tokens.
     pub(crate) fn new(key_tokens: usize, num_tokens: usize, seed: u64) -> Self {
         let num_heads = num_tokens.next_power_of_two().clamp(SMALLEST_HEAD, LARGEST_HEAD);
         Self { key_tokens, head: vec![0; num_heads], previous: vec![0], seed }
     }
 
-    /// Leave out what comes before `end`: it stood elsewhere before, where it is found.
+    /// Leave out everything before `end`: the same tokens are indexed elsewhere.
     fn skip_to(&mut self, end: usize) {
         if end > self.previous.len() {
             self.previous.resize(end, 0);
         }
     }
 
-    /// Take in what `tokens` holds beyond what it held before; the last key stays out: nothing follows it.
+    /// Add the tokens that are new since the last call. The last key is left out, because nothing follows it yet.
     pub(crate) fn append(&mut self, tokens: &[i32]) {
         for end in self.previous.len()..tokens.len() {
             let mut link = 0;
@@ -53,7 +54,7 @@ impl Places {
         }
     }
 
-    /// Ends of keys that may be the last one of `tokens`, newest first: of all with the same hash.
+    /// The ends of keys that may equal the last one of `tokens`, newest first: all with the same hash.
     pub(crate) fn ends(&self, tokens: &[i32]) -> impl Iterator<Item = usize> {
         let key = tokens.len().checked_sub(self.key_tokens).map(|first| &tokens[first..]);
         let newest = key.map_or(0, |key| self.head[self.bucket(key)]);
@@ -66,14 +67,14 @@ impl Places {
     }
 }
 
-/// A hash of a few tokens whose low bits may name a bucket.
+/// Hash a few tokens; the low bits can choose a bucket.
 pub(crate) fn hash_key(seed: u64, key: &[i32]) -> u64 {
     key.iter().fold(seed, |hash, &token_id| {
         (hash ^ u64::from(token_id as u32)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
     })
 }
 
-/// By how many tokens a place was found: the more, the more it says.
+/// How long the match was by which a place was found. A longer match says more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum MatchedBy {
     /// Two.
@@ -85,24 +86,24 @@ pub enum MatchedBy {
     Many,
 }
 
-/// Tokens that are taken in, of those that were followed, when a path is left: what is found by them ends there.
+/// Number of the followed tokens that are indexed when a path is left; matches in the rest are not found.
 const LEFT_TOKENS: usize = 2 * MAX_MATCH_TOKENS as usize;
 
-/// A place that the newest tokens have followed.
+/// A place in the request's tokens that the newest tokens have followed.
 #[derive(Clone, Copy, Debug)]
 struct Path {
-    /// Where what may come next stands.
+    /// The place of the next token.
     place: usize,
-    /// Tokens when that was so.
+    /// Number of tokens at that time.
     num_tokens: usize,
-    /// Tokens when it was found.
+    /// Number of tokens when the path was found.
     from: usize,
 }
 
-/// The places of a request's own tokens.
+/// The index of a request's own tokens.
 ///
-/// A path that stays right is followed without a search, once it is as long as any match: its tokens are not even taken
-/// in, since they stood before where the path is.
+/// While the new tokens follow a path that is as long as any match, no search is needed. The tokens are not even
+/// indexed, because the same ones are indexed where the path lies.
 #[derive(Clone, Debug)]
 pub struct SuffixIndex {
     limits: SuffixLimits,
@@ -113,7 +114,7 @@ pub struct SuffixIndex {
 }
 
 impl SuffixIndex {
-    /// An index without tokens, for about `num_tokens`.
+    /// Make an empty index for about `num_tokens` tokens.
     #[must_use]
     pub fn new(limits: SuffixLimits, num_tokens: usize, seed: u64) -> Self {
         let of = |key_tokens| Places::new(key_tokens, num_tokens, seed);
@@ -130,7 +131,7 @@ impl SuffixIndex {
         self.limits
     }
 
-    /// Take in what `tokens` holds beyond what it held before; the last key stays out: it is what is looked for.
+    /// Add the tokens that are new since the last call. The last key is left out, because it is what is looked up.
     pub fn append(&mut self, tokens: &[i32]) {
         if self.follow(tokens) {
             return;
@@ -140,7 +141,7 @@ impl SuffixIndex {
         self.short.append(tokens);
     }
 
-    /// Append to `drafts` at most `limit` tokens that may follow. Returns by how many tokens they were found.
+    /// Append at most `limit` tokens that may follow to `drafts`. Returns how long the match was.
     pub fn propose(&mut self, tokens: &[i32], limit: usize, drafts: &mut Vec<i32>) -> MatchedBy {
         let max_match = self.limits.max_match.min(MAX_MATCH_TOKENS) as usize;
         if let Some(Path { place, .. }) = self.path {
@@ -169,7 +170,7 @@ impl SuffixIndex {
                 break;
             }
         }
-        // A match that reaches the newest token goes on with what was guessed itself: a loop stays a loop.
+        // A match that reaches the newest token continues with the guesses themselves, so that a loop stays a loop.
         let found = matches.vote(&self.limits, limit, drafts, |place, guessed| match tokens.get(place) {
             Some(&token_id) => Some(token_id),
             None => guessed.get(place - tokens.len()).copied(),
@@ -181,7 +182,7 @@ impl SuffixIndex {
         matched_by
     }
 
-    /// Go on with the path, if there is one and all that came since the last time stood there.
+    /// Follow the path, if there is one and all new tokens equal its tokens.
     fn follow(&mut self, tokens: &[i32]) -> bool {
         let Some(path) = &mut self.path else { return false };
         let came = &tokens[path.num_tokens..];
@@ -200,7 +201,7 @@ impl SuffixIndex {
         false
     }
 
-    /// Whether the tokens from `first` to `end` are known to have stood before, nowhere before `earliest`.
+    /// Whether the tokens from `first` to `end` are known to have occurred before, not earlier than `earliest`.
     pub(crate) fn repeats(&self, first: usize, end: usize, earliest: usize) -> bool {
         self.path.is_some_and(|path| {
             let distance = path.num_tokens - path.place;
@@ -209,7 +210,7 @@ impl SuffixIndex {
     }
 }
 
-/// Append `limit` tokens from `place` on; behind the newest token stands what is appended itself.
+/// Append `limit` tokens from `place` on; after the newest token, continue with the appended ones.
 fn go_on(tokens: &[i32], place: usize, limit: usize, drafts: &mut Vec<i32>) {
     let first = drafts.len();
     let known = &tokens[place..tokens.len().min(place + limit)];
