@@ -1,7 +1,7 @@
-//! `Control`: who may write and who may read which slot, and what each reader says of itself.
+//! `Control`: who may write and who may read which slot, and what each reader reports.
 //!
-//! Frames have sequence numbers, from 1 and around the end of 32 bits. Frame `n` lies in slot `n mod NUM_SLOTS`; it is
-//! written once every reader has taken frame `n - NUM_SLOTS`, and read once "published" is `n`.
+//! Frames have sequence numbers, which start at 1 and wrap around at 32 bits. Frame `n` lies in slot `n mod NUM_SLOTS`.
+//! It is written once every reader has taken frame `n - NUM_SLOTS`, and read once "published" is `n`.
 
 use std::time::{Duration, Instant};
 
@@ -10,41 +10,41 @@ use crate::{
     sync::{AtomicU32, AtomicU64, Ordering},
 };
 
-/// Readers of one channel at most.
+/// Most readers of one channel.
 #[cfg(not(loom))]
 pub const MAX_READERS: usize = 63;
-/// A model pays for every atomic that there is.
+/// In loom's model every atomic costs time.
 #[cfg(loom)]
 pub const MAX_READERS: usize = 2;
-/// Frames that may be on their way: as many steps as the scheduler lets overlap. A power of two, so that the numbers may
-/// go around their end. A slot takes memory from when it is first written.
+/// Most frames that were published and not yet taken: as many steps as the scheduler lets overlap. A power of two, so
+/// that the numbers can wrap around. A slot takes memory once it is first written.
 #[cfg(not(loom))]
 pub const NUM_SLOTS: u32 = 16;
-/// The ring in which a slot is used again soonest.
+/// The smallest ring, in which a slot is used again soonest.
 #[cfg(loom)]
 pub const NUM_SLOTS: u32 = 1;
-/// How long a reader looks for the next frame before it sleeps.
+/// How long a reader spins for the next frame before it sleeps.
 pub(crate) const SPIN: Duration = Duration::from_micros(50);
 
-/// What one reader says of itself. Every field has one writer, the reader.
+/// What one reader reports. Only that reader writes the fields.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub(crate) struct Line {
-    /// The last frame whose slot it needs no more.
+    /// The last frame that it no longer needs, so that its slot may be used again.
     pub(crate) taken: Gate,
-    /// The last frame that it did what it says.
+    /// The last frame that it has executed.
     pub(crate) done: Gate,
-    /// 1: it cannot follow any more.
+    /// 1 if it cannot follow any more.
     pub(crate) failed: AtomicU32,
-    /// A number for what it waits in; 0: it computes, or has nothing to do.
+    /// A number for what it waits in; 0: it computes or is idle.
     pub(crate) activity: AtomicU32,
-    /// What it answered to the last command.
+    /// Its answer to the last command.
     pub(crate) value: AtomicU64,
     /// When the activity changed (ns, monotonic).
     pub(crate) since_ns: AtomicU64,
-    /// Time in activities that ended (ns).
+    /// Total time in activities that have ended (ns).
     pub(crate) activity_ns: AtomicU64,
-    /// How many of them ended.
+    /// Number of activities that have ended.
     pub(crate) activities: AtomicU64,
 }
 
@@ -52,29 +52,30 @@ pub(crate) struct Line {
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Control {
-    /// What says that this is one; written before any reader looks.
+    /// Identifies the memory; written before any reader looks.
     pub(crate) magic: AtomicU64,
     pub(crate) num_readers: AtomicU32,
-    /// 1: the writer is gone.
+    /// 1 if the writer is gone.
     pub(crate) closed: AtomicU32,
-    /// Where the slots begin in the memory, and what each has; they change while no frame is on its way.
+    /// Where the slots begin in the memory, and the size of each. These change only while every frame has been taken.
     pub(crate) slots_start: AtomicU64,
     pub(crate) slot_bytes: AtomicU64,
-    /// The last frame that is there.
+    /// The last frame that was published.
     pub(crate) published: Gate,
     pub(crate) lines: [Line; MAX_READERS],
-    /// How often a reader took a frame, did what one says, or failed: a node has the head know then.
+    /// Counts each time a reader took a frame, executed one or failed; a node reports that to the head.
     pub(crate) news: Gate,
 }
 
 impl Control {
-    /// Wait until the slot of frame `number` may be written; the first reader that was late, by its index.
+    /// Wait until the slot of frame `number` may be written; otherwise returns the index of the first reader that was
+    /// late.
     pub(crate) fn wait_free(&self, number: u32, deadline: Option<Instant>) -> Result<(), usize> {
         let before = number.wrapping_sub(NUM_SLOTS);
         self.wait_lines(|line| &line.taken, before, Duration::ZERO, deadline)
     }
 
-    /// Wait until every reader did what frame `number` says; else the first that was late.
+    /// Wait until every reader has executed frame `number`; otherwise returns the first that was late.
     pub(crate) fn wait_done(&self, number: u32, deadline: Option<Instant>) -> Result<(), usize> {
         self.wait_lines(|line| &line.done, number, SPIN, deadline)
     }
@@ -102,9 +103,9 @@ impl Control {
         self.published.raise(number);
     }
 
-    /// Wait for a frame after `seen`; `None` when there was none.
+    /// Wait for the frame after `seen`; `None` if there was none in time.
     pub(crate) fn next(&self, seen: u32, deadline: Option<Instant>) -> Option<u32> {
-        // One after the other: a reader that lags takes each frame in its turn.
+        // One frame at a time: a reader that lags takes every frame in turn.
         let next = seen.wrapping_add(1);
         self.published.wait(|number| has_reached(number, next) || self.is_closed(), SPIN, deadline)?;
         has_reached(self.published.number(), next).then_some(next)
@@ -114,7 +115,7 @@ impl Control {
         self.closed.load(Ordering::Relaxed) != 0
     }
 
-    /// The lines of the readers that there are.
+    /// The lines of the channel's readers.
     pub(crate) fn lines(&self) -> &[Line] {
         &self.lines[..(self.num_readers.load(Ordering::Relaxed) as usize).min(MAX_READERS)]
     }
@@ -131,9 +132,9 @@ mod loom_tests {
         slots: [UnsafeCell<u32>; NUM_SLOTS as usize],
     }
 
-    // SAFETY: the protocol under test is what keeps two threads out of one slot; loom's cell finds where it does not.
+    // SAFETY: the protocol under test must keep two threads out of one slot; loom's cell reports where it does not.
     unsafe impl Sync for Model {}
-    // SAFETY: numbers and loom's own objects, which may go to another thread.
+    // SAFETY: it holds numbers and loom's own objects, which may move to another thread.
     unsafe impl Send for Model {}
 
     fn model(num_readers: u32, first: u32) -> Model {
@@ -211,7 +212,8 @@ mod loom_tests {
         run(2, 2, 1);
     }
 
-    /// A node's thread looks at the lines and then sleeps until there is news: it must not sleep on what came in between.
+    /// A node's thread looks at the lines and then sleeps until there is news: it must not sleep through a change in
+    /// between.
     #[test]
     fn who_tells_of_lines_sleeps_on_no_change_of_two_readers() {
         loom::model(|| {

@@ -1,4 +1,5 @@
-//! A frame in its slot: head, then words of eight bytes. Only this host's processes read it, so it has its byte order.
+//! A frame in its slot: a head, then words of eight bytes, in this host's byte order, because only its own processes
+//! read it.
 
 use std::ptr::NonNull;
 
@@ -7,7 +8,7 @@ use thiserror::Error;
 /// Bytes before the words.
 pub(crate) const HEAD_BYTES: usize = 32;
 
-/// What keeps a frame out of a slot, or a reader from using it.
+/// Why a frame does not fit into a slot, or a reader cannot use it.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum FrameError {
     /// The writer's slots are too small.
@@ -16,25 +17,25 @@ pub enum FrameError {
         /// Bytes of a slot.
         available: usize,
     },
-    /// Another frame lies where this one should.
+    /// Another frame lies in the slot.
     #[error("frame {wanted} was to be read, but the slot has frame {got}: it was written too early")]
     Overwritten {
         /// The frame that was announced.
         wanted: u32,
-        /// The one that is there.
+        /// The frame in the slot.
         got: u32,
     },
-    /// It is not as it was written.
+    /// The frame's digest is wrong.
     #[error("frame {number} has digest {got:016x}, but its writer made {wanted:016x}")]
     Digest {
-        /// Which frame.
+        /// The frame's number.
         number: u32,
-        /// The writer's.
+        /// The writer's digest.
         wanted: u64,
-        /// The reader's.
+        /// The reader's digest.
         got: u64,
     },
-    /// A step that this reader's arrays do not hold.
+    /// A step has more elements than the reader's array.
     #[error("{name} of the step has {got} elements, but this rank has room for {room}")]
     Extent {
         /// The array.
@@ -44,7 +45,7 @@ pub enum FrameError {
         /// Elements that there are.
         room: usize,
     },
-    /// A frame that ends too soon.
+    /// A frame ends too early.
     #[error("the frame has {got} bytes, but {wanted} or more were announced")]
     Short {
         /// Bytes that it announces.
@@ -54,7 +55,7 @@ pub enum FrameError {
     },
 }
 
-/// What is known of a frame before its words.
+/// The part of a frame before its words.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Head {
@@ -64,7 +65,7 @@ pub(crate) struct Head {
     pub(crate) digest: u64,
 }
 
-/// A slot that is being filled, by the one side that may.
+/// A slot that its writer is filling.
 #[derive(Debug)]
 pub(crate) struct Filling {
     start: NonNull<u8>,
@@ -109,7 +110,7 @@ impl Filling {
         Ok(())
     }
 
-    /// Write the head: the frame is complete. Its bytes.
+    /// Write the head, which completes the frame; returns its length in bytes.
     pub(crate) fn finish(self, number: u32, command: u32) -> usize {
         // SAFETY: the words were written above, and nothing else touches the slot.
         let words = unsafe {
@@ -125,7 +126,7 @@ impl Filling {
 /// The head of the frame in a slot, and its words.
 ///
 /// # Safety
-/// `start` is aligned to 8 bytes and valid for reads of `room` bytes, which nothing writes for `'a`.
+/// `start` must be aligned to 8 bytes and valid for reads of `room` bytes, which nothing writes during `'a`.
 pub(crate) unsafe fn read<'a>(
     start: NonNull<u8>,
     room: usize,
@@ -151,10 +152,10 @@ pub(crate) unsafe fn read<'a>(
     Ok((head, words))
 }
 
-/// Sixty-four bits of the words: what changed by mistake is found, what was forged is not.
+/// A 64-bit digest of the words, which detects accidental changes but not forged ones.
 pub(crate) fn digest(words: &[u64]) -> u64 {
     const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
-    // Four lanes, so that a multiplication need not wait for the one before it.
+    // Four lanes, so that a multiplication need not wait for the previous one.
     let mut lanes = [1_u64, 2, 3, 4].map(|lane| lane.wrapping_mul(FACTOR) ^ words.len() as u64);
     let (fours, rest) = words.as_chunks::<4>();
     for four in fours {

@@ -1,14 +1,14 @@
-//! `Gate`: a number that rises, and those who wait until it has.
+//! `Gate`: a number that only rises, and lets others wait until it has.
 
 use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU32, Ordering, Word, fence};
 
-/// Looks between two of the clock while a waiter spins.
+/// How often a spinning waiter looks at the number between two looks at the clock.
 #[cfg(not(loom))]
 const LOOKS: u32 = 64;
 
-/// A number that one side raises, by one at a time and around its end, and others wait for.
+/// A number that one side raises by one at a time, wrapping around, and that others wait for.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Gate {
@@ -17,20 +17,20 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// The number; what was written before it was raised can be read after this.
+    /// The number. What was written before it was raised is visible after this call.
     pub(crate) fn number(&self) -> u32 {
         // Acquire: pairs with the store in `raise`, so that what the number announces is seen with it.
         self.number.load(Ordering::Acquire)
     }
 
-    /// Let the number be `to`, and wake who sleeps.
+    /// Set the number to `to` and wake the sleepers.
     pub(crate) fn raise(&self, to: u32) {
         // Release: publishes what was written before.
         self.number.store(to, Ordering::Release);
         self.wake();
     }
 
-    /// Let the number be one more than it was; several sides may.
+    /// Raise the number by one; several sides may do so.
     pub(crate) fn count(&self) {
         // Release: publishes what was written before.
         self.number.add(1, Ordering::Release);
@@ -38,24 +38,24 @@ impl Gate {
     }
 
     fn wake(&self) {
-        // SeqCst, as the fence of `wait`: either this side sees the sleeper, or the sleeper sees the number.
+        // SeqCst, like the fence in `wait`: either this side sees the sleeper, or the sleeper sees the number.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             self.number.wake_all();
         }
     }
 
-    /// Wake who sleeps, though the number is as it was: they look at what else they wait for.
+    /// Wake the sleepers without changing the number; they then check what else they wait for.
     #[cfg(not(loom))]
     pub(crate) fn ring(&self) {
         self.number.wake_all();
     }
 
-    /// Wait for a number; `None` when the time is over.
+    /// Wait for a number; `None` at the deadline.
     ///
     /// # Arguments
-    /// * `is_there`: whether a number will do; true once, it stays true.
-    /// * `spin`: how long to look before sleeping.
+    /// * `is_there`: whether a number is enough; once true, it must stay true.
+    /// * `spin`: how long to spin before sleeping.
     /// * `deadline`: when to give up.
     pub(crate) fn wait(
         &self,
@@ -109,7 +109,7 @@ impl Gate {
     }
 }
 
-/// Whether sequence number `number` is `wanted` or one after it; the numbers go around their end.
+/// Whether sequence number `number` is `wanted` or a later one, considering that numbers wrap around.
 pub(crate) fn has_reached(number: u32, wanted: u32) -> bool {
     (number.wrapping_sub(wanted) as i32) >= 0
 }

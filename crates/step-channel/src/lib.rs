@@ -1,33 +1,35 @@
-//! The step channel: what the first rank of a model tells the others, as integers.
+//! The step channel: through it the first rank of a model sends its commands and steps, as integers, to the other
+//! ranks.
 //!
 //! ```text
-//!  rank 0: Writer ── frame n ──▶ slot n mod 4 ── Gate "published" ──▶ Reader 1, Reader 2 …
+//!  rank 0: Writer ── frame n ──▶ slot n mod 16 ── Gate "published" ──▶ Reader 1, Reader 2 …
 //!                     ▲                                                     │
 //!                     └───────────── each reader's Line: taken, done ◀──────┘
 //! ```
 //!
-//! The memory is a memfd that children inherit: it has no name, so nothing of it can be left behind. A frame lies in a
-//! slot, and a slot is written again only once every reader has taken what was in it. A reader looks for a frame for at
-//! most 50 µs, then sleeps in a futex, so that waiting costs nothing. One writer, up to 63 readers.
+//! The memory is a memfd that children inherit. It has no name, so nothing can be left behind. A slot is written again
+//! only when every reader has taken the frame in it. A reader spins for at most 50 µs, then sleeps in a futex, so that
+//! waiting costs nothing. There is one writer, and up to 63 readers.
 //!
-//! Ranks of another node have a channel of their own: a [`NodeLink`] there writes into it what the head sends, and tells
-//! the head how far each of its ranks has come.
+//! The ranks of another node have a channel of their own: a [`NodeLink`] there writes into it what the head sends, and
+//! reports to the head how far each of its ranks has come.
 //!
-//! What ranks add and gather on one machine goes through a memory of its own, the [`Meeting`]: there all are alike.
+//! Tensors that the ranks of one machine add or gather go through another shared memory, the [`Meeting`], in which all
+//! ranks are equal.
 //!
 //! | file | noun |
 //! |---|---|
 //! | `writer.rs`, `reader.rs` | the two ends |
-//! | `frame.rs` | what lies in a slot, and its digest |
+//! | `frame.rs` | the content of a slot, and its digest |
 //! | `step_frame.rs` | a step as a frame: numbers, extents, the used part of each array |
-//! | `node_link.rs`, `wire.rs`, `line_record.rs` | one connection between two nodes; its sending half; what it says of a rank |
+//! | `node_link.rs`, `wire.rs`, `line_record.rs` | one connection between two nodes; its sending half; its report on a rank |
 //! | `control.rs` | who may write and read which slot when |
 //! | `meeting.rs` | where ranks add and gather numbers |
 //! | `seats.rs` | how far each rank of a meeting has come |
 //! | `summand.rs` | the numbers that they add |
-//! | `gate.rs` | a number that rises, and those who wait for it |
+//! | `gate.rs` | a number that rises, and waiting for it |
 //! | `memory.rs` | the memfd and its mappings |
-//! | `sync.rs` | the door to atomics and futexes, for loom |
+//! | `sync.rs` | the only access to atomics and futexes, for loom |
 
 mod control;
 #[cfg(not(loom))]

@@ -1,11 +1,11 @@
-//! `LineRecord`: what a node tells the head of one of its ranks.
+//! `LineRecord`: a node's report to the head about one of its ranks.
 
 use crate::{control::Line, sync::Ordering, writer::LineView};
 
-/// Bytes of one.
+/// Bytes of a record.
 pub(crate) const RECORD_BYTES: usize = 40;
 
-/// What a rank says of itself, but for times of a clock that the head does not have.
+/// What a rank reports, except for times of a clock that the head does not share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct LineRecord {
     taken: u32,
@@ -53,7 +53,7 @@ impl LineRecord {
         }
     }
 
-    /// Let the head's line of the rank say the same.
+    /// Write this record into the head's line of the rank.
     pub(crate) fn write(&self, line: &Line) {
         line.failed.store(self.failed, Ordering::Relaxed);
         line.activity.store(self.activity, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! `Meeting`: where the ranks of one machine add and gather numbers, in memory that they share.
+//! `Meeting`: shared memory in which the ranks of one machine add and gather numbers.
 
 use std::{
     io,
@@ -17,84 +17,84 @@ use crate::{
     sync::Ordering,
 };
 
-/// "meets" and the version of what follows.
+/// "meets" and the version of the layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"meets\0\0\x01");
-/// What a rank lays at once; what is longer is met for piece by piece.
+/// The part of a tensor that is exchanged at once; longer tensors are exchanged piece by piece.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
-/// How long a rank looks for another at least.
+/// The shortest time that a rank spins for another.
 const LEAST_SPIN: Duration = Duration::from_micros(1);
-/// Between two looks at the clock while another rank is waited for.
+/// Interval between two looks at the clock while waiting for another rank.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What keeps ranks from meeting.
+/// Why ranks cannot meet.
 #[derive(Debug, Error)]
 pub enum MeetingError {
     /// A rank took too long.
     #[error("rank {rank} has not come to {kind} within {seconds:.1} s")]
     Late {
-        /// From 0.
+        /// The rank that was late, from 0.
         rank: usize,
         /// What it should have come to.
         kind: Kind,
         /// The limit.
         seconds: f64,
     },
-    /// The ranks want different things.
+    /// The ranks called different operations.
     #[error("rank {own} came to {kind} of {bytes} bytes, rank {other} to {other_kind} of {other_bytes}")]
     Unlike {
-        /// This one.
+        /// This rank.
         own: usize,
-        /// What for.
+        /// Its operation.
         kind: Kind,
-        /// Of its own part.
+        /// Bytes of its part.
         bytes: u64,
-        /// The other.
+        /// The other rank.
         other: usize,
-        /// What for.
+        /// The other rank's operation.
         other_kind: Kind,
-        /// Of its part.
+        /// Bytes of the other rank's part.
         other_bytes: u64,
     },
     /// `give_up` was called.
     #[error("the ranks meet no more: one has ended")]
     GivenUp,
-    /// The descriptor is not a meeting, or of another version.
+    /// The descriptor is not a meeting, or one of another version.
     #[error("the descriptor is not a meeting of ranks of this version")]
     NoMeeting,
     /// The meeting has no such rank.
     #[error("the meeting has {num_ranks} ranks, so {rank} is not one of them: 0 to {} are", num_ranks - 1)]
     NoSeat {
-        /// Which was asked for.
+        /// The rank that was asked for.
         rank: usize,
-        /// Ranks that there are.
+        /// Number of ranks.
         num_ranks: usize,
     },
-    /// What is gathered does not fit.
+    /// The result does not have the size of all parts.
     #[error("{num_ranks} ranks with {own_bytes} bytes each fill {}, but there are {out_bytes}", own_bytes * num_ranks)]
     Room {
-        /// Of the meeting.
+        /// Number of ranks.
         num_ranks: usize,
-        /// Of one rank.
+        /// Bytes of one rank's part.
         own_bytes: usize,
-        /// Of the result.
+        /// Bytes of the result.
         out_bytes: usize,
     },
-    /// The kernel.
+    /// An error of the kernel.
     #[error("the memory that ranks share: {0}")]
     Memory(#[from] io::Error),
 }
 
-/// What ranks meet for.
+/// The operation that ranks meet for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Kind {
-    /// To add.
+    /// Add.
     AllReduce = 1,
-    /// For all to have what each has.
+    /// All ranks get every rank's part.
     AllGather = 2,
-    /// For the first to have what each has.
+    /// The first rank gets every rank's part.
     Gather = 3,
-    /// What no rank of this version comes for.
+    /// A value that no rank of this version writes.
     Unknown = 0,
 }
 
@@ -116,13 +116,13 @@ pub struct MeetingEnd {
 }
 
 impl MeetingEnd {
-    /// End every wait of every rank with an error, now and later.
+    /// Make every wait of every rank fail, now and later.
     pub fn give_up(&self) {
         seats_of(&self.seats).give_up();
     }
 }
 
-/// One rank's end. Every rank makes the same calls in the same order.
+/// One rank's side. All ranks must make the same calls in the same order.
 #[derive(Debug)]
 pub struct Meeting {
     memory: Memory,
@@ -131,33 +131,33 @@ pub struct Meeting {
     rank: usize,
     num_ranks: usize,
     round: u32,
-    /// How long this rank looks for another before it sleeps: the longest, and now.
+    /// How long this rank spins for another before it sleeps: the longest, and currently.
     longest_spin: Duration,
     spin: Duration,
 }
 
 impl Meeting {
-    /// A new meeting as its first rank sees it.
+    /// Make a meeting, as its first rank.
     ///
     /// # Errors
-    /// The kernel gives no memory.
+    /// The kernel has no memory.
     ///
     /// # Panics
-    /// With more ranks than `Meeting::MAX_RANKS`, or fewer than two.
+    /// There are more ranks than `Meeting::MAX_RANKS`, or fewer than two.
     pub fn new(num_ranks: usize, spin: Duration) -> Result<Self, MeetingError> {
         assert!((2..=MAX_RANKS).contains(&num_ranks), "{num_ranks} ranks");
         let memory = Memory::create((seats_bytes() + places_bytes(num_ranks)) as u64)?;
         let seats = Mapping::new(&memory, 0, seats_bytes())?;
         seats_of(&seats).num_ranks.store(num_ranks as u32, Ordering::Relaxed);
-        // Release: a rank that sees the magic number sees what lies above.
+        // Release: a rank that sees the magic number also sees what was written above.
         seats_of(&seats).magic.store(MAGIC, Ordering::Release);
         Self::of(memory, seats, 0, num_ranks, spin)
     }
 
-    /// The same as another rank sees it.
+    /// Join a meeting, as another rank.
     ///
     /// # Errors
-    /// The descriptor is not a meeting, or has no such rank.
+    /// The descriptor is not a meeting, or the meeting has no such rank.
     pub fn join(fd: OwnedFd, rank: usize, spin: Duration) -> Result<Self, MeetingError> {
         let memory = Memory::adopt(fd);
         if memory.num_bytes()? < seats_bytes() as u64 {
@@ -195,26 +195,27 @@ impl Meeting {
         })
     }
 
-    /// Ranks of one meeting at most.
+    /// Most ranks of one meeting.
     pub const MAX_RANKS: usize = MAX_RANKS;
 
-    /// What a child inherits.
+    /// The descriptor, which children inherit.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 
-    /// How any thread may end it.
+    /// A handle with which any thread can end the meeting.
     #[must_use]
     pub fn end(&self) -> MeetingEnd {
         MeetingEnd { seats: Arc::clone(&self.seats) }
     }
 
-    /// Let `data` be the sum over all ranks, added in the order of ranks in float32 and rounded once, so that its bits
-    /// depend on nothing else.
+    /// Replace `data` by the sum over all ranks. It is added in float32, in the order of the ranks, and rounded once,
+    /// so that its bits depend on nothing else.
     ///
     /// # Errors
-    /// A rank is late or came for something else, or the meeting was given up. What `data` is then is not said.
+    /// A rank is late or called another operation, or the meeting was given up. The content of `data` is then
+    /// unspecified.
     pub fn all_reduce<T: Summand>(&mut self, data: &mut [T], limit: Duration) -> Result<(), MeetingError> {
         let end = Instant::now() + limit;
         let bytes = size_of_val(data);
@@ -223,8 +224,8 @@ impl Meeting {
             let round = self.lay(T::as_bytes(piece), whole)?;
             self.wait_for_all(round, whole)?;
             let length = piece.len();
-            // SAFETY: every rank has laid as many bytes for this round, which `wait_for_all` compared, from a place that
-            // is aligned to a page on, and lays nothing over them before this rank comes to the next round.
+            // SAFETY: every rank has written as many bytes for this round, which `wait_for_all` compared, at a place
+            // that is aligned to a page, and overwrites them only after this rank has come to the next round.
             let part =
                 |rank| unsafe { std::slice::from_raw_parts(self.place(rank, round).cast().as_ptr(), length) };
             let parts = (0..self.num_ranks).map(part);
@@ -233,18 +234,18 @@ impl Meeting {
         Ok(())
     }
 
-    /// Let `out` be what each rank has, one after the other.
+    /// Fill `out` with every rank's part, in the order of the ranks.
     ///
     /// # Errors
-    /// As `all_reduce`; or `out` does not have room for as many parts as there are ranks.
+    /// See `all_reduce`; or `out` does not have the size of all parts.
     pub fn all_gather(&mut self, own: &[u8], out: &mut [u8], limit: Duration) -> Result<(), MeetingError> {
         self.gather_into(Kind::AllGather, own, Some(out), limit)
     }
 
-    /// The same on the first rank alone; the others give no `out`.
+    /// Fill `out` with every rank's part on the first rank; the others pass no `out`.
     ///
     /// # Errors
-    /// As `all_gather`.
+    /// See `all_gather`.
     pub fn gather(
         &mut self,
         own: &[u8],
@@ -281,14 +282,14 @@ impl Meeting {
         Ok(())
     }
 
-    /// Lay a part for the next round; its number.
+    /// Write this rank's part for the next round; returns the round's number.
     fn lay(&mut self, part: &[u8], whole: Purpose) -> Result<u32, MeetingError> {
         let round = self.round.wrapping_add(1);
         self.wait(whole, |deadline| {
             seats_of(&self.seats).wait_read(self.rank, round, self.spin, Some(deadline))
         })?;
         assert!(part.len() <= PIECE_BYTES);
-        // SAFETY: the place has PIECE_BYTES and is this rank's; every other rank has read what lay there.
+        // SAFETY: the place has PIECE_BYTES and belongs to this rank; every other rank has read its former content.
         unsafe {
             std::ptr::copy_nonoverlapping(part.as_ptr(), self.place(self.rank, round).as_ptr(), part.len());
         }
@@ -332,7 +333,7 @@ impl Meeting {
         }
     }
 
-    /// Where a rank lays its part for a round.
+    /// The place of a rank's part for a round.
     fn place(&self, rank: usize, round: u32) -> NonNull<u8> {
         let offset = (rank * NUM_PLACES + round as usize % NUM_PLACES) * PIECE_BYTES;
         debug_assert!(offset + PIECE_BYTES <= self.places.len());
@@ -341,7 +342,7 @@ impl Meeting {
     }
 }
 
-/// What one call is for.
+/// The purpose of one call.
 #[derive(Clone, Copy)]
 struct Purpose {
     kind: Kind,
@@ -362,8 +363,8 @@ impl Purpose {
     }
 }
 
-/// How long to look next time: longer when looking finds the others, shorter when they come later than that. Where other
-/// work wants the processors, looking in vain would cost this rank its turn there.
+/// How long to spin next time: longer if spinning finds the others, shorter if they come later than that. Where other
+/// work needs the processors, a rank that spins in vain would lose its turn there.
 fn next_spin(now: Duration, longest: Duration, waited: Duration) -> Duration {
     if waited <= longest { (now * 2).min(longest) } else { (now / 2).max(LEAST_SPIN.min(longest)) }
 }

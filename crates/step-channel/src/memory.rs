@@ -1,4 +1,4 @@
-//! `Memory` and `Mapping`: a memfd without a name, and parts of it in this process.
+//! `Memory` and `Mapping`: a memfd without a name, and mappings of its parts into this process.
 
 use std::{
     io,
@@ -24,12 +24,12 @@ impl Memory {
     pub(crate) fn create(num_bytes: u64) -> io::Result<Self> {
         let fd = memfd_create(c"rustvllm-steps", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, num_bytes)?;
-        // What is mapped stays there: a page beyond the end of the file would end the process that reads it.
+        // The file must not shrink: access to a mapped page beyond its end would kill the process.
         fcntl_add_seals(&fd, SealFlags::SHRINK)?;
         Ok(Self { fd })
     }
 
-    /// Memory that another process made.
+    /// Use memory that another process made.
     pub(crate) fn adopt(fd: OwnedFd) -> Self {
         Self { fd }
     }
@@ -38,7 +38,7 @@ impl Memory {
         Ok(fstat(&self.fd)?.st_size.try_into().unwrap_or(0))
     }
 
-    /// Have `num_bytes` more at the end, zeros, from a multiple of `PAGE` on; where they begin.
+    /// Add `num_bytes` of zeros at the end, aligned to `PAGE`; returns where they begin.
     pub(crate) fn extend(&self, num_bytes: u64) -> io::Result<u64> {
         let start = self.num_bytes()?.next_multiple_of(PAGE);
         ftruncate(&self.fd, start + num_bytes)?;
@@ -50,26 +50,26 @@ impl Memory {
     }
 }
 
-/// A part of the memory in this process, for as long as this lives.
+/// A part of the memory, mapped into this process while this lives.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: plain shared memory; who may touch which byte when is the protocol of `Control`.
+// SAFETY: plain shared memory; the protocol of `Control` decides who may touch which byte when.
 unsafe impl Send for Mapping {}
-// SAFETY: shared memory, which any thread may reach; see `Send`.
+// SAFETY: shared memory, which any thread may access; see `Send`.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// # Errors
-    /// The memory is shorter, or the kernel maps no more.
+    /// The memory is shorter, or the kernel cannot map more.
     pub(crate) fn new(memory: &Memory, start: u64, len: usize) -> io::Result<Self> {
         if memory.num_bytes()? < start + len as u64 {
             return Err(io::Error::other("the step channel's memory is shorter than it says"));
         }
-        // SAFETY: the kernel chooses the place; the file is long enough and sealed against becoming shorter.
+        // SAFETY: the kernel chooses the address; the file is long enough and sealed against shrinking.
         let mapped = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -95,7 +95,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, and the last use of it.
+        // SAFETY: our own mapping, which is not used after this.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

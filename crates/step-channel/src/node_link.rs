@@ -1,4 +1,4 @@
-//! `NodeLink`: one connection between the head and another node, once each has proved to know the secret.
+//! `NodeLink`: one connection between the head and another node, after each has proved that it knows the secret.
 //!
 //! ```text
 //! head ── SLOT: a frame as it lies in its slot ─▶ node, which publishes it in a channel of its own
@@ -6,8 +6,8 @@
 //! head ◀── TEXT: orders, and what ranks say ────▶ node
 //! ```
 //!
-//! A thread reads; a node has another one that sends lines when a rank has taken or done something, and four times a
-//! second when nothing but what ranks wait in has changed. A host that is gone without a word is noticed by the kernel.
+//! One thread reads. A node has another thread, which sends lines when a rank has taken or executed a frame; if only
+//! what ranks wait in has changed, it does so four times a second. The kernel notices a host that vanishes.
 
 use std::{
     io::{self, BufReader, Read},
@@ -30,30 +30,30 @@ use crate::{
 };
 
 const READ_BYTES: usize = 256 << 10;
-/// Between two looks at what ranks wait in.
+/// Interval between two looks at what ranks wait in.
 const LOOK: Duration = Duration::from_millis(250);
-/// For how long a host may leave what was sent to it, or a question of the kernel's, without an answer.
+/// How long a host may leave data, or a keep-alive probe of the kernel, unacknowledged.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// What comes from the other side.
+/// The result of waiting for a text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Received {
     /// A text.
     Text(String),
-    /// None in time.
+    /// There was none in time.
     Nothing,
-    /// There will be none; why.
+    /// There will be none; says why.
     Ended(String),
 }
 
-/// One end of a connection; dropped, it is cut.
+/// One end of a connection; dropping it cuts the connection.
 #[derive(Debug)]
 pub struct NodeLink {
     shared: Arc<Shared>,
     texts: Mutex<Receiver<String>>,
 }
 
-/// What threads share of it.
+/// The state that threads share.
 #[derive(Debug)]
 struct Shared {
     wire: Arc<Wire>,
@@ -64,9 +64,9 @@ struct Shared {
 /// Where frames other than texts go.
 #[derive(Debug)]
 enum Target {
-    /// Lines of ranks, from an index on, so many.
+    /// The lines of `count` ranks, from index `first` on.
     Lines { watch: Arc<Watch>, first: usize, count: usize },
-    /// Slots of another channel.
+    /// The slots of another channel.
     Slots(Mutex<Writer>),
 }
 
@@ -96,7 +96,7 @@ impl NodeLink {
     /// Send a text.
     ///
     /// # Errors
-    /// It is too long, or the connection has ended.
+    /// The text is too long, or the connection has ended.
     pub fn send(&self, text: &str) -> io::Result<()> {
         self.shared.wire.send(TEXT, text.as_bytes())
     }
@@ -113,14 +113,14 @@ impl NodeLink {
         }
     }
 
-    /// A node's part: a channel for its ranks, into which what the head publishes is written from now on. What they
-    /// inherit, and what may be done with it.
+    /// The node's side: make a channel for its ranks. From now on, everything that the head publishes is written into
+    /// it. Returns the descriptor that the ranks inherit, and the watch of the channel.
     ///
     /// # Errors
-    /// The kernel gives no memory, descriptor or thread.
+    /// The kernel has no memory, descriptor or thread.
     ///
     /// # Panics
-    /// Called twice, or at the head.
+    /// It is called twice, or at the head.
     pub fn follow(&self, num_ranks: usize) -> Result<(OwnedFd, Arc<Watch>), WriteError> {
         let writer = Writer::new(num_ranks)?;
         let (fd, watch) = (writer.fd().try_clone_to_owned()?, writer.watch());
@@ -130,17 +130,17 @@ impl NodeLink {
         Ok((fd, watch))
     }
 
-    /// The head's part: what the writer publishes goes to this node too, whose ranks are `first` (from 1) and
-    /// `count - 1` after it, and what it says of them is written into their lines.
+    /// The head's side: from now on, everything that the writer publishes goes to this node too. The node has rank
+    /// `first` (from 1) and the `count - 1` ranks after it, and its reports on them are written into their lines.
     ///
     /// # Panics
-    /// The channel has fewer ranks, or a frame was published already; called twice, or at a node.
+    /// The channel has fewer ranks, or a frame was published already; or it is called twice, or at a node.
     pub fn lead(&self, writer: &mut Writer, first: usize, count: usize) {
         writer.add_wire(first, count, Arc::clone(&self.shared.wire));
         self.shared.aim(Target::Lines { watch: writer.watch(), first: first - 1, count });
     }
 
-    /// Say that nothing more comes; what was sent arrives.
+    /// Announce that nothing more is sent; what was sent still arrives.
     pub fn close(&self) {
         self.shared.wire.close();
     }
@@ -162,7 +162,7 @@ impl Shared {
         assert!(self.target.set(target).is_ok(), "the frames of a connection have one target");
     }
 
-    /// Take what comes, until the end; then no reader waits for more.
+    /// Read until the connection ends; then no reader waits for more.
     fn listen(&self, stream: TcpStream, texts: &Sender<String>) {
         let end = self.take_all(&mut BufReader::with_capacity(READ_BYTES, stream), texts);
         let _ = self
@@ -178,7 +178,7 @@ impl Shared {
         let mut body = Vec::new();
         while let Some((kind, num_bytes)) = read_header(stream)? {
             body.clear();
-            // Memory grows with what has come, not with what a header announces.
+            // Memory grows with what has arrived, not with what a header announces.
             if stream.take(num_bytes as u64).read_to_end(&mut body)? < num_bytes {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -210,7 +210,7 @@ impl Shared {
     }
 }
 
-/// Tell the head how far the ranks are, whenever that changes.
+/// Report to the head how far the ranks are, whenever that changes.
 fn tell(wire: &Wire, watch: &Watch) {
     let (mut told, mut body) = (Vec::new(), Vec::new());
     while !wire.is_over() {
@@ -230,7 +230,7 @@ fn tell(wire: &Wire, watch: &Watch) {
     }
 }
 
-/// Kind and length of the next frame; `None` at the end.
+/// Read kind and length of the next frame; `None` at the end of the stream.
 fn read_header(stream: &mut impl Read) -> io::Result<Option<(u8, usize)>> {
     let mut header = [0; HEADER_BYTES];
     let mut got = 0;

@@ -1,4 +1,4 @@
-//! `Reader`: the end of a rank that follows.
+//! `Reader`: the end of a rank other than the first.
 
 use std::{
     io,
@@ -18,36 +18,36 @@ use crate::{
     writer::MAGIC,
 };
 
-/// What keeps a reader from following.
+/// Why a reader cannot follow.
 #[derive(Debug, Error)]
 pub enum ReadError {
-    /// The descriptor is not a step channel, or of another version.
+    /// The descriptor is not a step channel, or one of another version.
     #[error("the descriptor is not a step channel of this version")]
     NoChannel,
-    /// The channel has no such line.
+    /// The channel has no line for this rank.
     #[error("the step channel has {num_readers} readers, so rank {rank} is not one of them")]
     NoLine {
-        /// From 1.
+        /// The rank, from 1.
         rank: usize,
-        /// Readers that there are.
+        /// Number of readers.
         num_readers: usize,
     },
-    /// The frame.
+    /// The frame cannot be used.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The kernel.
+    /// An error of the kernel.
     #[error("the step channel's memory: {0}")]
     Memory(#[from] io::Error),
 }
 
-/// A frame that was published, in its slot until it is taken.
+/// A published frame, in its slot until it is taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
     /// Its sequence number.
     pub number: u32,
-    /// What to do.
+    /// The command.
     pub command: u32,
-    /// With which numbers.
+    /// Its arguments.
     pub words: &'a [u64],
 }
 
@@ -62,10 +62,10 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// The reader of `rank`, from 1.
+    /// Make the reader of `rank`, from 1.
     ///
     /// # Errors
-    /// The descriptor is not a step channel, or has fewer readers.
+    /// The descriptor is not a step channel, or the channel has fewer readers.
     pub fn new(fd: OwnedFd, rank: usize) -> Result<Self, ReadError> {
         let memory = Memory::adopt(fd);
         if memory.num_bytes()? < size_of::<Control>() as u64 {
@@ -84,22 +84,22 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Wait for the next frame; its number. `None`: there was none in time, or none will come (`is_closed`).
+    /// Wait for the next frame; returns its number. `None`: there was none in time, or none will come (`is_closed`).
     #[must_use]
     pub fn wait(&self, limit: Option<Duration>) -> Option<u32> {
         self.control().next(self.taken, limit.map(|limit| Instant::now() + limit))
     }
 
-    /// Whether the writer said that nothing more comes, or is gone in good order.
+    /// Whether the writer has announced that nothing more comes, or has ended in an orderly way.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.control().is_closed()
     }
 
-    /// The frame that was waited for.
+    /// The frame that `wait` returned.
     ///
     /// # Errors
-    /// It is not as it was written.
+    /// The frame is damaged.
     pub fn frame(&mut self) -> Result<Frame<'_>, ReadError> {
         let number = self.taken.wrapping_add(1);
         let (start, room) = self.slot(number)?;
@@ -109,14 +109,14 @@ impl Reader {
         Ok(Frame { number, command: head.command, words })
     }
 
-    /// The frame is needed no more: its slot may be written again.
+    /// Release the frame: its slot may be written again.
     pub fn take(&mut self) {
         self.taken = self.taken.wrapping_add(1);
         self.line().taken.raise(self.taken);
         self.control().news.count();
     }
 
-    /// What the last taken frame says is done.
+    /// Report that the last taken frame was executed, with `value` as its answer.
     pub fn finish(&self, value: u64) {
         let line = self.line();
         line.value.store(value, Ordering::Relaxed); // published by the number
@@ -124,13 +124,13 @@ impl Reader {
         self.control().news.count();
     }
 
-    /// Say that this rank cannot follow any more.
+    /// Report that this rank cannot follow any more.
     pub fn fail(&self) {
         self.line().failed.store(1, Ordering::Relaxed);
         self.control().news.count();
     }
 
-    /// Say what this rank waits in from now on; 0: in nothing.
+    /// Report what this rank waits in from now on; 0: nothing.
     pub fn note_activity(&self, activity: u32) {
         let (line, now) = (self.line(), monotonic_ns());
         if line.activity.load(Ordering::Relaxed) != 0 {
@@ -151,10 +151,10 @@ impl Reader {
         &self.control().lines[self.index]
     }
 
-    /// Where the slot of a frame begins, and how long it is.
+    /// Start and length of a frame's slot.
     fn slot(&mut self, number: u32) -> Result<(NonNull<u8>, usize), ReadError> {
         let control = self.control();
-        // Relaxed: the frame's number, which was seen before, published them.
+        // Relaxed: the frame's number, which was read before, published them.
         let start = control.slots_start.load(Ordering::Relaxed);
         let bytes = control.slot_bytes.load(Ordering::Relaxed) as usize;
         let is_same = self.slots.as_ref().is_some_and(|(known, size, _)| (*known, *size) == (start, bytes));

@@ -1,8 +1,9 @@
-//! `Seats`: where each rank of a meeting says how far it has come.
+//! `Seats`: where each rank of a meeting reports how far it has come.
 //!
-//! Rounds have numbers, from 1 and around the end of 32 bits. In round `n` a rank lays its part in its place `n mod 2`,
-//! says so, and reads what others laid once they have said so. A part lies until its rank lays that of round `n + 2`,
-//! which it does only once all others have come to round `n + 1`: they have read it by then.
+//! Rounds have numbers, which start at 1 and wrap around at 32 bits. In round `n` a rank writes its part to its place
+//! `n mod 2`, reports that, and reads the parts of the others once they have reported theirs. A part stays until its
+//! rank writes that of round `n + 2`. It does so only when all others have come to round `n + 1`, so that they have
+//! read it.
 
 use std::time::{Duration, Instant};
 
@@ -11,39 +12,40 @@ use crate::{
     sync::{AtomicU32, AtomicU64, Ordering},
 };
 
-/// Ranks of one meeting at most.
+/// Most ranks of one meeting.
 #[cfg(not(loom))]
 pub(crate) const MAX_RANKS: usize = 64;
-/// A model pays for every atomic that there is.
+/// In loom's model every atomic costs time.
 #[cfg(loom)]
 pub(crate) const MAX_RANKS: usize = 3;
-/// Parts of one rank that lie at the same time.
+/// Parts of one rank that exist at the same time.
 pub(crate) const NUM_PLACES: usize = 2;
 
-/// What one rank says. Every field has one writer, the rank.
+/// What one rank reports. Only that rank writes the fields.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 struct Seat {
-    /// The last round for which its part lies there.
+    /// The last round for which its part is written.
     laid: Gate,
-    /// What it came for, in each of the two rounds that may be under way: kind and bytes.
+    /// Kind and bytes of its operation, in each of the two rounds that may be in progress.
     purposes: [AtomicU64; NUM_PLACES],
 }
 
-/// All of them.
+/// The seats of all ranks.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Seats {
-    /// What says that this is a meeting; written before any other rank looks.
+    /// Identifies the memory as a meeting; written before any other rank looks.
     pub(crate) magic: AtomicU64,
     pub(crate) num_ranks: AtomicU32,
-    /// 1: a rank has ended, and the others wait in vain.
+    /// 1 if a rank has ended, so that the others need not wait.
     given_up: AtomicU32,
     ranks: [Seat; MAX_RANKS],
 }
 
 impl Seats {
-    /// Wait until all others have read what `rank` laid two rounds before `round`; the first that was late.
+    /// Wait until all others have read what `rank` wrote two rounds before `round`; otherwise returns the first that
+    /// was late.
     pub(crate) fn wait_read(
         &self,
         rank: usize,
@@ -55,14 +57,14 @@ impl Seats {
         self.others(rank).try_for_each(|other| self.wait_one(other, before, spin, deadline))
     }
 
-    /// Say that the part of `rank` for this round lies there.
+    /// Report that the part of `rank` for this round is written.
     pub(crate) fn lay(&self, rank: usize, round: u32, purpose: u64) {
         let seat = &self.ranks[rank];
         seat.purposes[round as usize % NUM_PLACES].store(purpose, Ordering::Relaxed); // published by the round
         seat.laid.raise(round);
     }
 
-    /// Wait until all others have laid theirs; the first that was late.
+    /// Wait until all others have written their parts; otherwise returns the first that was late.
     pub(crate) fn wait_laid(
         &self,
         rank: usize,
@@ -73,15 +75,15 @@ impl Seats {
         self.others(rank).try_for_each(|other| self.wait_one(other, round, spin, deadline))
     }
 
-    /// What a rank came for, in a round for which it has laid its part.
+    /// The operation of a rank, in a round for which it has written its part.
     pub(crate) fn purpose(&self, rank: usize, round: u32) -> u64 {
         self.ranks[rank].purposes[round as usize % NUM_PLACES].load(Ordering::Relaxed)
     }
 
-    /// Let every wait end, now and later.
+    /// Make every wait end, now and later.
     #[cfg(not(loom))]
     pub(crate) fn give_up(&self) {
-        // Relaxed: it says nothing but itself, and who waits looks again and again.
+        // Relaxed: nothing else depends on it, and waiters look again and again.
         self.given_up.store(1, Ordering::Relaxed);
         for rank in 0..self.num_ranks() {
             self.ranks[rank].laid.ring();
@@ -124,19 +126,20 @@ mod loom_tests {
         parts: Vec<[UnsafeCell<u32>; NUM_PLACES]>,
     }
 
-    // SAFETY: the protocol under test is what keeps a writer and a reader out of one place; loom's cell finds where not.
+    // SAFETY: the protocol under test must keep a writer and a reader out of one place; loom's cell reports where it
+    // does not.
     unsafe impl Sync for Model {}
-    // SAFETY: numbers and loom's own objects, which may go to another thread.
+    // SAFETY: it holds numbers and loom's own objects, which may move to another thread.
     unsafe impl Send for Model {}
 
-    /// Lay a number of its own and read all others', round after round; the last one only if it is the first rank, as
-    /// where numbers are gathered.
+    /// Write a number and read all others', round after round. In the last round only the first rank reads, as for a
+    /// gather.
     fn meet(model: &Model, rank: usize, first: u32, num_rounds: u32, gathers: bool) {
         let value = |rank: usize, round: u32| round.wrapping_mul(10).wrapping_add(rank as u32);
         for round in (0..num_rounds).map(|index| first.wrapping_add(index)) {
             let place = round as usize % NUM_PLACES;
             assert_eq!(model.seats.wait_read(rank, round, Duration::ZERO, None), Ok(()));
-            // SAFETY: every other rank has read what lay there.
+            // SAFETY: every other rank has read the former content.
             model.parts[rank][place].with_mut(|part| unsafe { *part = value(rank, round) });
             model.seats.lay(rank, round, u64::from(round));
             if gathers && rank != 0 {
@@ -145,7 +148,7 @@ mod loom_tests {
             assert_eq!(model.seats.wait_laid(rank, round, Duration::ZERO, None), Ok(()));
             for other in (0..model.parts.len()).filter(|other| *other != rank) {
                 assert_eq!(model.seats.purpose(other, round), u64::from(round));
-                // SAFETY: laid, and not laid over before this rank comes to the next round.
+                // SAFETY: written, and not overwritten before this rank comes to the next round.
                 let found = model.parts[other][place].with(|part| unsafe { *part });
                 assert_eq!(found, value(other, round), "a part was laid over before it was read");
             }

@@ -1,4 +1,4 @@
-//! `StepFrame`: a step as a frame: its numbers, how much of each array is used, and that part of each.
+//! `StepFrame`: a step as a frame: its numbers, how much of each array is used, and that part of each array.
 
 use std::ptr::NonNull;
 
@@ -6,7 +6,7 @@ use scheduler::{SchedulerOutput, step_buffers::SAMPLING_INT_COLUMNS};
 
 use crate::frame::{Filling, FrameError};
 
-/// The arrays that a rank needs which does not sample, in the order in which they travel.
+/// The arrays that a rank without sampling needs, in the order of the frame.
 pub(crate) const ARRAYS: [&str; 26] = [
     "idx_mapping",
     "num_scheduled_tokens",
@@ -55,21 +55,21 @@ pub struct StepArrays {
     places: [Place; ARRAYS.len()],
 }
 
-// SAFETY: addresses of memory that the constructor's caller keeps; who may touch it when is said there.
+// SAFETY: addresses of memory that the constructor's caller keeps alive; its contract says who may touch it when.
 unsafe impl Send for StepArrays {}
 
 impl StepArrays {
     /// Names of the arrays, for `new`.
     pub const NAMES: [&'static str; ARRAYS.len()] = ARRAYS;
 
-    /// A set. `place_of` gives start, bytes per element and number of elements for each name.
+    /// Make a set. `place_of` returns start, bytes per element and number of elements for each name.
     ///
     /// # Errors
-    /// What `place_of` says.
+    /// The error of `place_of`.
     ///
     /// # Safety
-    /// Each place must be valid for reads and writes of its elements, which are plain numbers, for as long as this
-    /// lives; nothing else may write it during a call with it, nor read it while a frame is copied into it.
+    /// Each place must be valid for reads and writes of its elements, which are plain numbers, while this lives.
+    /// Nothing else may write it during a call with it, nor read it while a frame is copied into it.
     pub unsafe fn new<E>(
         mut place_of: impl FnMut(&'static str) -> Result<(NonNull<u8>, usize, usize), E>,
     ) -> Result<Self, E> {
@@ -82,7 +82,7 @@ impl StepArrays {
         Ok(Self { places })
     }
 
-    /// Bytes of all arrays in a frame, each up to a whole word.
+    /// Bytes of all arrays in a frame, each rounded up to a whole word.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
         self.places.iter().map(|place| (place.num_elements * place.element_bytes).next_multiple_of(8)).sum()
@@ -100,12 +100,12 @@ impl StepArrays {
     }
 }
 
-/// What a step runs: the scheduler's numbers, and what was decided for all ranks alike.
+/// A step: the scheduler's numbers, and what rank 0 decided for all ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StepFrame {
-    /// The scheduler's.
+    /// The scheduler's numbers.
     pub output: SchedulerOutput,
-    /// Requests of the captured graph that the step runs in; 0: it runs without.
+    /// Number of requests of the captured graph in which the step runs; 0: without a graph.
     pub graph_size: u32,
 }
 
@@ -125,10 +125,10 @@ impl StepFrame {
         Ok(())
     }
 
-    /// The step of a frame; its arrays are copied into `arrays_of` the set that it names.
+    /// Read the step of a frame; copies its arrays to the set in `arrays_of` that the frame names.
     ///
     /// # Errors
-    /// The frame is too short, or an array is.
+    /// The frame or an array is too short.
     pub fn read<'a>(
         words: &[u64],
         arrays_of: impl FnOnce(u32) -> Option<&'a mut StepArrays>,
@@ -210,11 +210,11 @@ impl StepFrame {
         }
     }
 
-    /// Used elements of each array.
+    /// Number of used elements of each array.
     fn extents(&self, arrays: &StepArrays) -> Result<[usize; ARRAYS.len()], FrameError> {
         let output = &self.output;
         let count = |number: u32| number as usize;
-        // The starts of `n` things have an element more, unless there are none.
+        // The starts of `n` items have one more element, unless there are no items.
         let starts = |number: u32| if number == 0 { 0 } else { number as usize + 1 };
         let (reqs, tokens) = (count(output.num_reqs), count(output.total_num_scheduled_tokens));
         let updates = count(output.num_block_table_updates);

@@ -1,24 +1,24 @@
-//! `Summand`: numbers that ranks add.
+//! `Summand`: number types that ranks can add.
 
 use half::bf16;
 
-/// Numbers that are added at once, in memory that is near.
+/// Numbers that are added at once, in the cache.
 const TILE: usize = 1024;
 
 mod sealed {
-    /// Plain numbers: no gaps, and every bit pattern is one.
+    /// Plain numbers: no padding, and every bit pattern is valid.
     pub trait Plain: Copy {}
     impl Plain for f32 {}
     impl Plain for half::bf16 {}
 }
 
-/// A type of numbers that is added in float32.
+/// A number type whose sums are computed in float32.
 pub trait Summand: sealed::Plain {
-    /// As float32, exactly.
+    /// Convert to float32, exactly.
     fn widen(self) -> f32;
-    /// The nearest one; of two, the even one.
+    /// Round to the nearest value, ties to even.
     fn round(sum: f32) -> Self;
-    /// The bytes of some.
+    /// View numbers as bytes.
     fn as_bytes(numbers: &[Self]) -> &[u8] {
         // SAFETY: `Plain`: every byte is written; a byte needs no alignment.
         unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
@@ -43,7 +43,7 @@ impl Summand for bf16 {
     }
 }
 
-/// Let `out` be the sum of parts as long as itself, the first first.
+/// Fill `out` with the sum of parts of its length, added in their order.
 pub(crate) fn add_in_order<'a, T: Summand + 'a>(
     out: &mut [T],
     parts: &(impl Iterator<Item = &'a [T]> + Clone),

@@ -1,4 +1,4 @@
-//! The one door to atomics and futexes: the kernel's in production, loom's models under `cfg(loom)`.
+//! The only access to atomics and futexes: the kernel's in production, loom's models under `cfg(loom)`.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// A number that processes wait for: a futex that is shared with them.
+/// A number that processes wait for: a shared futex.
 #[cfg(not(loom))]
 #[derive(Debug, Default)]
 #[repr(transparent)]
@@ -27,12 +27,12 @@ impl Word {
         self.0.fetch_add(more, order);
     }
 
-    /// Sleep while the number is `seen`, for so long at most; it may end sooner.
+    /// Sleep while the number is `seen`, at most for this long; may return earlier.
     pub(crate) fn sleep_while(&self, seen: u32, at_most: Option<Duration>) {
         use rustix::thread::futex;
         let limit = at_most.and_then(|limit| futex::Timespec::try_from(limit).ok());
-        // Not PRIVATE: the sleeper and the one that wakes it are different processes. What it returns says only that
-        // the caller must look again.
+        // Not PRIVATE: the sleeper and the waker are different processes. The result is ignored, because the caller
+        // must look again in any case.
         let _ = futex::wait(&self.0, futex::Flags::empty(), seen, limit.as_ref());
     }
 
@@ -42,7 +42,7 @@ impl Word {
     }
 }
 
-/// The same as loom sees it: the kernel compares and sleeps in one piece, as a lock and a bell do.
+/// Loom's version: the kernel compares and sleeps in one operation, as a lock and a condition variable do.
 #[cfg(loom)]
 #[derive(Debug, Default)]
 pub(crate) struct Word {
@@ -67,7 +67,7 @@ impl Word {
 
     pub(crate) fn sleep_while(&self, seen: u32, _at_most: Option<Duration>) {
         let held = self.lock.lock().expect("no model panics while it holds the lock");
-        // Acquire: the kernel's own look at the word is later than everything before the call.
+        // Acquire: the kernel's own look at the word comes after everything before the call.
         if self.value.load(Ordering::Acquire) == seen {
             drop(self.bell.wait(held));
         }

@@ -1,4 +1,4 @@
-//! `Wire`: what goes to another node, in frames: length, kind, body. Several threads may send.
+//! `Wire`: sends frames to another node: length, kind, body. Several threads may send.
 
 use std::{
     io::{self, IoSlice, Write},
@@ -14,7 +14,7 @@ pub(crate) const SLOT: u8 = 2;
 pub(crate) const LINES: u8 = 3;
 /// Length and kind.
 pub(crate) const HEADER_BYTES: usize = 5;
-/// Of one text or frame.
+/// Most bytes of one text or frame.
 pub(crate) const MAX_BYTES: usize = 256 << 20;
 
 /// The sending half of a connection.
@@ -30,7 +30,7 @@ impl Wire {
         Self { stream, sending: Mutex::new(()), is_over: AtomicBool::new(false) }
     }
 
-    /// Whether the connection has ended, or is to.
+    /// Whether the connection has ended, or is about to.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over.load(Relaxed) // it says nothing but itself
     }
@@ -39,7 +39,7 @@ impl Wire {
         self.is_over.store(true, Relaxed);
     }
 
-    /// Say that nothing more comes; what was sent arrives.
+    /// Announce that nothing more is sent; what was sent still arrives.
     pub(crate) fn close(&self) {
         let _ = self.stream.shutdown(Shutdown::Write);
     }

@@ -1,4 +1,4 @@
-//! `Writer`: rank 0's end.
+//! `Writer`: rank 0's end of the channel.
 
 use std::{
     io,
@@ -19,25 +19,26 @@ use crate::{
     wire::{SLOT, Wire},
 };
 
-/// "ranks" and the version of what follows.
+/// "ranks" and the version of the layout.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"ranks\0\0\x01");
 /// Room for commands other than steps.
 const FIRST_SLOT_BYTES: usize = 4096;
-/// Between two looks whether the channel was given up, while a reader is waited for.
+/// Interval between two checks, while waiting for a reader, whether the channel was given up.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long a frame of another writer may wait for a slot: that one says when it was too long.
+/// How long a relayed frame may wait for a slot. Effectively without a limit: the head's writer reports when a wait is
+/// too long.
 const RELAY_LIMIT: Duration = Duration::from_secs(1_000_000);
 
-/// What kept a frame from being published, or its end from being seen.
+/// Why a frame was not published, or its execution not seen.
 #[derive(Debug, Error)]
 pub enum WriteError {
     /// A reader took too long.
     #[error("rank {rank} has not taken frame {number} within {seconds:.1} s")]
     Late {
-        /// From 1.
+        /// The rank, from 1.
         rank: usize,
-        /// The frame that it should have taken, or done.
+        /// The frame that it should have taken or executed.
         number: u32,
         /// The limit.
         seconds: f64,
@@ -45,52 +46,52 @@ pub enum WriteError {
     /// `give_up` was called.
     #[error("the step channel was given up: a rank has ended")]
     GivenUp,
-    /// The frame.
+    /// The frame is invalid.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The kernel.
+    /// An error of the kernel.
     #[error("the step channel's memory: {0}")]
     Memory(#[from] io::Error),
-    /// A node's connection.
+    /// A node's connection failed.
     #[error("the connection to the node of ranks {first} and up: {source}")]
     Node {
-        /// Its first rank.
+        /// The node's first rank.
         first: usize,
-        /// What it says.
+        /// The error of its connection.
         source: io::Error,
     },
-    /// A frame that another writer made and that cannot be the next.
+    /// A frame of another writer is not the next one.
     #[error("frame {got} came after frame {number}")]
     OutOfTurn {
-        /// The last one.
+        /// The number of the last frame.
         number: u32,
-        /// The one that came.
+        /// The number of the frame that came.
         got: u32,
     },
 }
 
-/// What a reader says of itself, at one moment.
+/// A reader's report at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LineView {
     /// The last frame that it took.
     pub taken: u32,
-    /// The last frame that it did.
+    /// The last frame that it executed.
     pub done: u32,
-    /// It cannot follow any more.
+    /// Whether it cannot follow any more.
     pub failed: bool,
     /// A number for what it waits in; 0: nothing.
     pub activity: u32,
     /// When that changed (ns, monotonic).
     pub since_ns: u64,
-    /// Time in activities that ended (ns).
+    /// Total time in activities that have ended (ns).
     pub activity_ns: u64,
-    /// How many ended.
+    /// Number of activities that have ended.
     pub activities: u64,
-    /// What it answered last.
+    /// Its last answer.
     pub value: u64,
 }
 
-/// What any thread of rank 0 may ask of a channel, and do to it, while one thread writes.
+/// What any thread of rank 0 may read from a channel, and do to it, while one thread writes.
 #[derive(Debug)]
 pub struct Watch {
     control: Mapping,
@@ -98,13 +99,13 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// End every wait of the writer, now and later, with an error.
+    /// Make every wait of the writer fail, now and later.
     pub fn give_up(&self) {
-        // Relaxed: it says nothing but itself, and the writer looks again and again.
+        // Relaxed: nothing else depends on it, and the writer looks again and again.
         self.given_up.store(true, Ordering::Relaxed);
     }
 
-    /// Tell readers that nothing more comes.
+    /// Announce to the readers that nothing more comes.
     pub fn close(&self) {
         let control = self.control();
         control.closed.store(1, Ordering::Relaxed);
@@ -117,7 +118,7 @@ impl Watch {
         self.control().published.number()
     }
 
-    /// What each reader says of itself, in the order of ranks, from 1.
+    /// What each reader reports, in the order of the ranks, from 1.
     #[must_use]
     pub fn lines(&self) -> Vec<LineView> {
         let lines = self.control().lines().iter();
@@ -146,7 +147,7 @@ impl Watch {
     }
 }
 
-/// Publishes frames, in one thread.
+/// Publishes frames, from one thread.
 #[derive(Debug)]
 pub struct Writer {
     memory: Memory,
@@ -155,16 +156,16 @@ pub struct Writer {
     slot_bytes: usize,
     number: u32,
     blocked: Duration,
-    /// Other nodes, each with its first rank: their connections write the lines of their ranks here.
+    /// Other nodes, each with its first rank. Their connections write the lines of their ranks here.
     nodes: Vec<(usize, Arc<Wire>)>,
 }
 
 impl Writer {
     /// # Errors
-    /// The kernel gives no memory.
+    /// The kernel has no memory.
     ///
     /// # Panics
-    /// With more than `MAX_READERS`, or none.
+    /// There are more than `MAX_READERS` readers, or none.
     pub fn new(num_readers: usize) -> Result<Self, WriteError> {
         assert!((1..=MAX_READERS).contains(&num_readers), "{num_readers} readers");
         let control_bytes = size_of::<Control>().next_multiple_of(PAGE as usize);
@@ -185,12 +186,12 @@ impl Writer {
         control.num_readers.store(num_readers as u32, Ordering::Relaxed);
         control.slots_start.store(control_bytes as u64, Ordering::Relaxed);
         control.slot_bytes.store(FIRST_SLOT_BYTES as u64, Ordering::Relaxed);
-        // Release: a reader that sees the magic number sees what lies above.
+        // Release: a reader that sees the magic number also sees what was written above.
         control.magic.store(MAGIC, Ordering::Release);
         Ok(writer)
     }
 
-    /// What a child inherits.
+    /// The descriptor, which children inherit.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
@@ -202,25 +203,26 @@ impl Writer {
         self.number
     }
 
-    /// How long this side has waited for slots.
+    /// How long this side has waited for slots in total.
     #[must_use]
     pub fn blocked(&self) -> Duration {
         self.blocked
     }
 
-    /// Have slots for steps of these arrays. Every reader must have taken every frame.
+    /// Make the slots large enough for steps with these arrays. Every reader must have taken every frame.
     ///
     /// # Errors
-    /// The kernel gives no memory.
+    /// The kernel has no memory.
     ///
     /// # Panics
-    /// While a frame is on its way.
+    /// A frame was not taken yet.
     pub fn make_room(&mut self, arrays: &StepArrays) -> Result<(), WriteError> {
         assert!(self.control().is_taken(self.number), "a frame is on its way");
         self.make_room_for(HEAD_BYTES + STEP_HEAD_BYTES + arrays.num_bytes())
     }
 
-    /// Send every frame to a node as well, whose ranks are `first` (from 1) and `count - 1` after it.
+    /// From now on, send every frame to a node as well, which has rank `first` (from 1) and the `count - 1` ranks after
+    /// it.
     ///
     /// # Panics
     /// The channel has fewer ranks, or a frame was published already.
@@ -231,10 +233,10 @@ impl Writer {
         self.nodes.push((first, wire));
     }
 
-    /// Publish a frame that another writer made, as it lies in that one's slot.
+    /// Publish a frame as another writer has written it into its slot.
     ///
     /// # Errors
-    /// It is not the one after the last, `give_up` was called, or the kernel gives no memory.
+    /// The frame is not the next one, `give_up` was called, or the kernel has no memory.
     pub(crate) fn relay(&mut self, slot: &[u8]) -> Result<(), WriteError> {
         let number = self.number.wrapping_add(1);
         let got = slot.first_chunk::<4>().map_or(0, |bytes| u32::from_le_bytes(*bytes));
@@ -242,7 +244,7 @@ impl Writer {
             return Err(WriteError::OutOfTurn { number: self.number, got });
         }
         if slot.len() > self.slot_bytes {
-            // Slots move: nothing may be on its way in the old ones.
+            // The slots move, so every frame in the old ones must have been taken.
             self.wait(self.number, RELAY_LIMIT, |deadline| {
                 self.control().wait_free(self.number.wrapping_add(NUM_SLOTS), deadline)
             })?;
@@ -267,16 +269,16 @@ impl Writer {
         self.slots = Mapping::new(&self.memory, start, all)?;
         self.slot_bytes = needed;
         let control = self.control();
-        // Relaxed: the next frame's number publishes them, and none is read before that.
+        // Relaxed: the next frame's number publishes them, and they are not read before that.
         control.slots_start.store(start, Ordering::Relaxed);
         control.slot_bytes.store(needed as u64, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Publish a command with its numbers.
+    /// Publish a command with its arguments.
     ///
     /// # Errors
-    /// A reader has not taken the frame that lies in the slot, or the frame is too long.
+    /// A reader has not taken the frame that is in the slot, or the new frame is too long.
     pub fn publish(&mut self, command: u32, words: &[u64], limit: Duration) -> Result<u32, WriteError> {
         self.fill(command, limit, |slot| slot.words(words))
     }
@@ -284,7 +286,7 @@ impl Writer {
     /// Publish a step.
     ///
     /// # Errors
-    /// As `publish`.
+    /// See `publish`.
     pub fn publish_step(
         &mut self,
         command: u32,
@@ -295,15 +297,15 @@ impl Writer {
         self.fill(command, limit, |slot| step.write(arrays, slot))
     }
 
-    /// Wait until every reader did what a frame says.
+    /// Wait until every reader has executed a frame.
     ///
     /// # Errors
-    /// The first reader that was late, or `give_up` was called.
+    /// A reader was late (the first one is named), or `give_up` was called.
     pub fn wait_done(&self, number: u32, limit: Duration) -> Result<(), WriteError> {
         self.wait(number, limit, |deadline| self.control().wait_done(number, deadline))
     }
 
-    /// For other threads.
+    /// A watch for other threads.
     #[must_use]
     pub fn watch(&self) -> Arc<Watch> {
         Arc::clone(&self.watch)
@@ -332,7 +334,8 @@ impl Writer {
         self.number = number;
         self.control().publish(number);
         for (first, node) in &self.nodes {
-            // SAFETY: the frame that was just written; the slot is written again only once the node's ranks took it.
+            // SAFETY: this is the frame that was just written; its slot is written again only after the node's ranks
+            // have taken it.
             let slot = unsafe { std::slice::from_raw_parts(self.slot(number).as_ptr(), num_bytes) };
             node.send(SLOT, slot).map_err(|source| WriteError::Node { first: *first, source })?;
         }
