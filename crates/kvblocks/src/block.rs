@@ -1,4 +1,4 @@
-//! Names of things: a block's number, the hash of its content, and a snapshot of its state for people.
+//! Names: a block's number, the hash of its content, and a snapshot of its state for tests and tracing.
 
 use std::fmt;
 
@@ -35,7 +35,7 @@ impl fmt::Display for BlockId {
     }
 }
 
-/// A block in CPU memory, from 0. A type of its own: it cannot be taken for a GPU block.
+/// A block in CPU memory, numbered from 0. A type of its own, so that it cannot be mistaken for a GPU block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(transparent)]
 pub struct CpuBlockId(pub u32);
@@ -46,8 +46,8 @@ impl fmt::Display for CpuBlockId {
     }
 }
 
-/// Name of the content of a full block: a keyed 128-bit hash of every token up to its end and of the extra keys.
-/// Made by [`ChainHasher`](crate::ChainHasher).
+/// Names the content of a full block: a keyed 128-bit hash of every token up to its end and of the extra keys. Made by
+/// [`ChainHasher`](crate::ChainHasher).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct BlockHash(pub [u8; 16]);
 
@@ -66,16 +66,16 @@ impl BlockHash {
     }
 }
 
-/// Everything there is to know about one block at one moment: for tests, tracing and people.
+/// The complete state of one block at one moment, for tests, tracing and people.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockState {
     /// The block itself.
     pub block: BlockId,
     /// How many holders it has: 0 for a free block and for the null block.
     pub ref_count: u32,
-    /// The content it is registered under, if it can be found.
+    /// The content under which it is registered, if it can be found.
     pub hash: Option<BlockHash>,
-    /// The step its registration belongs to.
+    /// The step that its registration belongs to.
     pub registered_in: Option<u64>,
     /// How many blocks will be allocated before this one; `None` while it is held.
     pub free_position: Option<u32>,
@@ -87,7 +87,7 @@ pub struct BlockState {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub enum BlockUse {
-    /// No request holds it, and it has no content that could be found.
+    /// No request holds it, and its content cannot be found.
     Free = 0,
     /// One request holds it.
     Used = 1,

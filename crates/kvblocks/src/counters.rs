@@ -1,9 +1,9 @@
-//! Statistics of a pool: written by its owner, read by any thread at any time.
+//! Statistics of a pool: its owner writes them, any thread may read them at any time.
 
 use crate::sync::{Gauge, Ordering};
 
-/// Numbers for metrics. Each is exact when the owner is at rest and a moment old otherwise; two read together need
-/// not be of the same moment. All accesses are `Relaxed`: the numbers order nothing.
+/// Numbers for metrics. While the owner works, each may be a moment old, and two that are read together may be from
+/// different moments. All accesses are `Relaxed`: the numbers order nothing.
 #[derive(Debug, Default)]
 pub struct PoolCounters {
     num_blocks: Gauge,
@@ -24,7 +24,7 @@ impl PoolCounters {
         counters
     }
 
-    /// Blocks of the pool, the null block included.
+    /// Blocks of the pool, including the null block.
     pub fn num_blocks(&self) -> u64 {
         self.num_blocks.load(Ordering::Relaxed)
     }
@@ -49,12 +49,12 @@ impl PoolCounters {
         self.registrations.load(Ordering::Relaxed)
     }
 
-    /// Registrations undone because their step failed or their request left it, in all.
+    /// Registrations that were withdrawn because their step failed or their request left it, in all.
     pub fn withdrawals(&self) -> u64 {
         self.withdrawals.load(Ordering::Relaxed)
     }
 
-    /// References handed back by other threads and freed by the owner, in all.
+    /// References that other threads handed back and the owner freed, in all.
     pub fn returned(&self) -> u64 {
         self.returned.load(Ordering::Relaxed)
     }
@@ -109,7 +109,7 @@ impl PoolCounters {
     }
 }
 
-/// The owner is the only writer, so a load and a store do what an atomic addition would, for less.
+/// Only the owner writes, so a load and a store do the work of an atomic addition at a lower cost.
 fn add(gauge: &Gauge, n: u64) {
     gauge.store(gauge.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }

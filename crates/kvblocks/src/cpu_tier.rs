@@ -1,4 +1,4 @@
-//! The CPU tier: blocks in host memory to which a preempted request's KV moves, and from which it comes back.
+//! The CPU tier: blocks in host memory to which the KV of preempted requests moves, and from which it comes back.
 //!
 //! ```text
 //!            swap_out                  swap_in                  take_copies
@@ -6,8 +6,8 @@
 //!                           └───────── discard ─────────────────────────────▶ Free
 //! ```
 //!
-//! `Leaving` is there because a step's copies run out → in → copy: a CPU block that this step reads must not be written
-//! by a swap-out of the same step, so it can be taken again from the next step on only.
+//! `Leaving` exists because a step's copies run in the order out, in, copy. A swap-out of a step must not overwrite a
+//! CPU block that the same step reads, so such a block can be taken again only from the next step on.
 
 use std::fmt;
 
@@ -60,7 +60,8 @@ pub struct CpuTier {
 }
 
 impl CpuTier {
-    /// A tier of `num_blocks` free blocks. 0 is a tier that is always full: every victim is recomputed.
+    /// Make a tier of `num_blocks` free blocks. With 0, the tier is always full, and every preempted request is
+    /// recomputed.
     #[must_use]
     pub fn new(num_blocks: u32) -> Self {
         Self {
@@ -83,11 +84,12 @@ impl CpuTier {
         self.free.len() as u32
     }
 
-    /// Plans to copy these GPU blocks, in order, to CPU blocks that it takes: `(GPU, CPU)` pairs, also added to the
-    /// step's `blocks_to_swap_out`. `None`, and no change, if fewer CPU blocks are free.
+    /// Plan to copy these GPU blocks, in order, to CPU blocks that this call takes. Returns `(GPU, CPU)` pairs, which
+    /// are also added to the step's `blocks_to_swap_out`. If too few CPU blocks are free, returns `None` and changes
+    /// nothing.
     ///
-    /// The GPU blocks may be freed at once: the copies out come first in the step. They must hold finished KV, so no
-    /// step that writes them may be in flight.
+    /// The GPU blocks may be freed at once, because the copies out come first in the step. They must hold finished KV,
+    /// so no step that writes them may be in flight.
     ///
     /// # Panics
     /// If a block is the null block.
@@ -105,10 +107,10 @@ impl CpuTier {
         Some(pairs)
     }
 
-    /// Plans to copy CPU blocks to GPU blocks that the caller has allocated, pair by pair, and gives the CPU blocks up:
-    /// `(CPU, GPU)` pairs, also added to the step's `blocks_to_swap_in`. A request comes back whole: all its blocks in
-    /// one step (those whose content is still in the prefix cache need no copy: touch them and [`discard`] the CPU
-    /// blocks).
+    /// Plan to copy CPU blocks to GPU blocks that the caller has allocated, pair by pair, and give up the CPU blocks.
+    /// Returns `(CPU, GPU)` pairs, which are also added to the step's `blocks_to_swap_in`. A request comes back with
+    /// all its blocks in one step. Those whose content is still in the prefix cache need no copy: touch them, and
+    /// [`discard`] the CPU blocks.
     ///
     /// [`discard`]: Self::discard
     ///
@@ -131,8 +133,8 @@ impl CpuTier {
         pairs
     }
 
-    /// Gives CPU blocks up unread: their request is finished, or will be recomputed. Swap-outs to them that are not on
-    /// their way yet are dropped.
+    /// Give up CPU blocks unread, because their request has finished or will be recomputed. Planned swap-outs to them
+    /// are dropped, unless their step was launched.
     ///
     /// # Panics
     /// If a CPU block is not held.
@@ -144,18 +146,18 @@ impl CpuTier {
         }
     }
 
-    /// Plans to copy one held GPU block to another: copy-on-write.
+    /// Plan to copy one held GPU block to another (copy-on-write).
     ///
     /// # Panics
-    /// If the blocks are the same or one is the null block.
+    /// If the blocks are the same, or one is the null block.
     pub fn copy(&mut self, from: BlockId, to: BlockId) {
         assert!(from != to && !from.is_null() && !to.is_null(), "copy of {from} to {to}");
         self.copies.blocks_to_copy.push((from, to));
     }
 
-    /// Drops this step's planned copies *into* a GPU block, because its request left the step before it ran. To be
-    /// called before the block is freed: its next holder must not be overwritten. A swap-in that is cancelled has given
-    /// its CPU block up all the same: the request is recomputed.
+    /// Drop this step's planned copies *into* a GPU block, because its request left the step before it ran. Call this
+    /// before the block is freed, so that its next holder is not overwritten. A cancelled swap-in has given up its CPU
+    /// block nevertheless: the request is recomputed.
     pub fn cancel_copies_to(&mut self, block: BlockId) {
         self.copies.blocks_to_swap_in.retain(|pair| pair.1 != block);
         self.copies.blocks_to_copy.retain(|pair| pair.1 != block);
@@ -167,7 +169,7 @@ impl CpuTier {
         &self.copies
     }
 
-    /// Ends the planning of a step: exchanges the planned copies for the lists in `into`, which are cleared and reused
+    /// End the planning of a step: exchange the planned copies for the lists in `into`, which are cleared and reused
     /// for the next step. CPU blocks that the step reads can be taken again afterwards.
     pub fn take_copies(&mut self, into: &mut BlockCopies) {
         into.clear();
@@ -178,11 +180,11 @@ impl CpuTier {
         }
     }
 
-    /// Panics unless each CPU block is in exactly one state and place, and the planned copies are sound against the
-    /// GPU blocks' pool. To be called before [`take_copies`](Self::take_copies) as well as after.
+    /// Panic unless each CPU block is in exactly one state and place, and the planned copies are valid for the GPU
+    /// blocks' pool. May be called before [`take_copies`](Self::take_copies) and after it.
     ///
     /// # Panics
-    /// With the violated invariant.
+    /// An invariant is violated; names it.
     pub fn check_invariants(&self, pool: &BlockPool) {
         let mut places = vec![State::Held; self.states.len()];
         for (list, state) in [(&self.free, State::Free), (&self.leaving, State::Leaving)] {
@@ -220,7 +222,7 @@ impl CpuTier {
         }
     }
 
-    /// A held block becomes something else.
+    /// Change the state of a held block.
     fn change(&mut self, cpu_block: CpuBlockId, to: State, operation: &str) {
         match self.states.get_mut(cpu_block.0 as usize) {
             Some(state @ State::Held) => *state = to,

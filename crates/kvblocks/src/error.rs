@@ -1,4 +1,4 @@
-//! What can be wrong with the arguments that build a pool.
+//! Invalid arguments for a pool.
 
 use crate::block::MAX_BLOCKS;
 
@@ -11,7 +11,7 @@ pub enum PoolError {
         "num_blocks is {num_blocks}, but a pool needs at least 2 blocks: the null block and one usable block"
     )]
     TooFewBlocks {
-        /// The number that was asked for.
+        /// The requested number.
         num_blocks: u32,
     },
     /// The index is sized at twice the number of blocks and addressed with 32 bits.
@@ -19,7 +19,7 @@ pub enum PoolError {
         "num_blocks is {num_blocks}, but a pool has at most {MAX_BLOCKS} blocks; use a larger block size"
     )]
     TooManyBlocks {
-        /// The number that was asked for.
+        /// The requested number.
         num_blocks: u32,
     },
 }

@@ -1,12 +1,12 @@
-//! The chain hash: names a full block by all the tokens before it, under a secret key.
+//! The chain hash: names a full block by all the tokens up to its end, with a secret key.
 //!
-//! SipHash-1-3 with a 128-bit key and a 128-bit result is a keyed function: who does not know the key can neither
-//! predict nor construct two prefixes of the same hash, so a request cannot be crafted to hit another tenant's blocks.
-//! By accident, with 2^32 distinct blocks alive at once, two share a hash with probability 2^-65.
+//! SipHash-1-3 with a 128-bit key and a 128-bit result is a keyed function: without the key, an attacker can neither
+//! predict nor construct two prefixes with the same hash, so a request cannot be crafted to hit another tenant's
+//! blocks. By accident, with 2^32 distinct blocks alive at once, two share a hash with probability 2^-65.
 //!
-//! SHA-256 over the same key and bytes, cut to 128 bits, is for those who must name a standardised function; it takes
-//! several times as long. A hash without a real key (xxHash: a client that knows the seed, or sees enough hashes, can
-//! make collisions) is not offered.
+//! SHA-256 over the same key and bytes, cut to 128 bits, is for users who must name a standardised function; it takes
+//! several times as long. A hash without a real key is not offered: with xxHash, a client that knows the seed, or sees
+//! enough hashes, can make collisions.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -22,7 +22,7 @@ const TOKENS_PER_WRITE: usize = 16;
 /// Bytes before the tokens: two lengths and the parent.
 const HEADER: usize = 32;
 
-/// The function under the chain hash.
+/// The hash function of the chain hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum HashAlgorithm {
     /// SipHash-1-3 with a 128-bit key and result.
@@ -63,12 +63,12 @@ enum Keyed {
 /// ```
 #[derive(Clone)]
 pub struct ChainHasher {
-    /// Keyed and empty: cloned for each block, so that the key is expanded once.
+    /// Has read the key and nothing else; cloned for each block, so that the key is expanded once.
     keyed: Keyed,
 }
 
 impl ChainHasher {
-    /// A hasher with a given key: two engines that share blocks need the same one.
+    /// Make a hasher with a given key. Two engines that share blocks need the same key.
     #[must_use]
     pub fn new(key: [u8; 16]) -> Self {
         Self::with_algorithm(HashAlgorithm::default(), key)
@@ -84,10 +84,10 @@ impl ChainHasher {
         Self { keyed }
     }
 
-    /// A hasher with a fresh key from the operating system.
+    /// Make a hasher with a fresh key from the operating system.
     ///
     /// # Panics
-    /// When the operating system has no random numbers to give: serving without a secret key would not be safe.
+    /// The operating system has no random numbers: serving without a secret key would not be safe.
     #[must_use]
     pub fn random() -> Self {
         Self::random_with(HashAlgorithm::default())

@@ -1,20 +1,19 @@
-//! The return stack: how a thread that is not the owner gives a reference back.
+//! The return stack: lets a thread other than the owner give back a reference.
 //!
 //! ```text
 //!  head ──▶ 7 ──▶ 3 ──▶ 12 ──▶ 0 (end)        links[b] = { next, owed }
 //! ```
 //!
-//! An intrusive stack over block numbers, as long as the pool: pushing allocates nothing and cannot be full. A block
-//! is in the stack at most once, however many references are given back: `owed` counts them, and only the thread that
-//! raises it from zero pushes. The owner takes the whole stack with one swap and never pops a single entry. That is
-//! what makes it immune to ABA: a push compares `head` only with the value it wrote as its own `next`, so it does not
+//! An intrusive stack over block numbers, as long as the pool: pushing allocates nothing and cannot find it full. A
+//! block is in the stack at most once, however many references are given back: `owed` counts them, and only the thread
+//! that raises it from zero pushes. The owner takes the whole stack with one swap and never pops a single entry. This
+//! makes it immune to ABA: a push compares `head` only with the value that it wrote as its own `next`, so it does not
 //! matter what happened to `head` in between.
 //!
-//! Progress: [`push`](ReturnStack::push) is lock-free (its retry means that another push succeeded) and wait-free when
+//! Progress: [`push`](ReturnStack::push) is lock-free (its retry means that another push succeeded), and wait-free if
 //! the block is owed already; [`take`](ReturnStack::take) and [`next`](ReturnStack::next) are wait-free, bounded by the
-//! number of blocks. No thread
-//! waits for another. What a stalled thread can do: between its count and its push, further references to *the same
-//! block* are counted but not yet drained; they arrive with its push.
+//! number of blocks. No thread waits for another. If a thread stalls between its count and its push, further references
+//! to *the same block* are counted but not drained yet; they arrive with its push.
 
 use crate::block::BlockId;
 use crate::sync::{AtomicU32, Ordering};
@@ -36,7 +35,7 @@ struct Link {
 #[repr(align(64))]
 struct Head(AtomicU32);
 
-/// A chain that the owner has taken off the stack. Dropping it half read would lose the rest.
+/// A chain that the owner has taken off the stack. Dropping it before it is read completely would lose the rest.
 #[must_use]
 pub(crate) struct Returned {
     first: u32,
@@ -53,7 +52,7 @@ impl ReturnStack {
         Self { head: Head(AtomicU32::new(END)), links: (0..num_blocks).map(link).collect() }
     }
 
-    /// Gives one reference of `block` back.
+    /// Give back one reference to `block`.
     pub(crate) fn push(&self, block: BlockId) {
         assert!(
             !block.is_null() && block.index() < self.links.len(),
@@ -81,11 +80,11 @@ impl ReturnStack {
         }
     }
 
-    /// Owner: takes everything that has arrived, to be read with [`next`](Self::next), all of it.
+    /// Owner: take everything that has arrived. Read all of it with [`next`](Self::next).
     pub(crate) fn take(&self) -> Returned {
         // Acquire: partner of the Release in `push`; `next` of every entry of the chain is visible.
         let mut top = self.head.0.swap(END, Ordering::Acquire);
-        // Turn the chain round. All its blocks are still owed, so no thread touches their `next`.
+        // Reverse the chain. All its blocks are still owed, so no thread touches their `next`.
         let mut first = END;
         while top != END {
             let next = &self.links[top as usize].next;

@@ -8,7 +8,7 @@ use crate::prefix_index::PrefixIndex;
 use crate::return_stack::ReturnStack;
 use crate::sync::Arc;
 
-/// The part of a pool that any thread may use, at the same time as the owner works, without a lock.
+/// The part of a pool that any thread may use, without a lock, while the owner works.
 pub struct SharedBlocks {
     pub(crate) index: PrefixIndex,
     pub(crate) returns: ReturnStack,
