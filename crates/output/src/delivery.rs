@@ -1,29 +1,30 @@
-//! How a request's news leaves the processor: as deltas, at the end only, or as events that are ready to be sent.
+//! How a request's output leaves the processor: as deltas, as one delta at the end, or as events that are ready to be
+//! sent.
 
 use scheduler::RequestKey;
 
 use crate::event_template::EventTemplate;
 use crate::turn_events::TurnEvents;
 
-/// How a request's caller wants its news.
+/// How the caller of a request takes its output.
 #[derive(Debug, Clone, Default)]
 pub enum Delivery {
-    /// A delta whenever something is new.
+    /// A delta whenever there is something new.
     #[default]
     Deltas,
-    /// One delta, with the end: the caller does not look before.
+    /// One delta at the end; the caller does not look earlier.
     AtTheEnd,
-    /// New text as rendered events; all else, the end and the token ids, as a delta at the end.
+    /// New text as rendered events; everything else, such as the end and the token ids, as one delta at the end.
     Events(EventTemplate),
-    /// The same of an answer that is read for thoughts and calls: its text goes out as events to the last of it.
+    /// Like `Events`, for an answer that is parsed for reasoning and tool calls: all of its text goes out as events.
     Turn(Box<TurnEvents>),
 }
 
-/// Text of a request that waits to be taken, with the places where one piece ends and the next one begins: a token's text,
-/// or that of the tokens of an [interval](crate::OutputOptions::stream_interval).
+/// Text of a request that waits to be taken, and where one piece ends and the next one begins: the text of one token, or of
+/// the tokens of an [interval](crate::OutputOptions::stream_interval).
 ///
-/// A piece is an event of its own as long as they are taken as fast as they come: clients see the pace of the engine. Of a
-/// reader that is far behind, more than [`Pieces::MAX`] are joined.
+/// While the reader keeps up, each piece becomes an event of its own, so that clients see the pace of the engine. If the
+/// reader is far behind, so that more than [`Pieces::MAX`] pieces wait, they are joined.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces {
     ends: [usize; Self::MAX],
@@ -33,7 +34,7 @@ pub(crate) struct Pieces {
 impl Pieces {
     const MAX: usize = 32;
 
-    /// A piece ends at byte `end` of what waits. Returns whether it has any text.
+    /// Record that a piece ends at byte `end` of the waiting text. Returns whether it has any text.
     pub(crate) fn push(&mut self, end: usize) -> bool {
         let has_text = end > self.end();
         if has_text {
@@ -43,23 +44,23 @@ impl Pieces {
         has_text
     }
 
-    /// Where the last of them ends.
+    /// The end of the last piece.
     pub(crate) fn end(&self) -> usize {
         self.ends[..self.len].last().copied().unwrap_or(0)
     }
 
-    /// The pieces of `text`, which begins with them.
+    /// Split the beginning of `text` into its pieces.
     pub(crate) fn of<'a>(&self, text: &'a str) -> impl Iterator<Item = &'a str> + use<'a> {
         let starts = std::iter::once(0).chain(self.ends);
         starts.zip(self.ends).take(self.len).map(|(start, end)| &text[start..end])
     }
 }
 
-/// Events of many requests, those of each side by side, in one buffer.
+/// The events of many requests in one buffer, those of each request side by side.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct EventBatch {
     bytes: Vec<u8>,
-    /// Whose events end where.
+    /// For each request, where its events end.
     ends: Vec<(RequestKey, usize)>,
 }
 
@@ -74,7 +75,7 @@ impl EventBatch {
         self.ends.push((key, self.bytes.len()));
     }
 
-    /// Events of an answer that is read; `rest` is the end of its text, once it has ended.
+    /// Append the events of an answer that is parsed. `rest` is the last part of its text if it has ended.
     pub(crate) fn push_turn<'a>(
         &mut self,
         key: RequestKey,
@@ -88,8 +89,8 @@ impl EventBatch {
             turn.read(rest, &mut self.bytes);
             turn.finish(&mut self.bytes);
         }
-        // Its beginning is news, whatever it says: what opens a stream goes out with it. Not so an end without any: that
-        // may be an error, and the stream is to say that first.
+        // The beginning of an answer counts as news, whatever it says: the chunk that opens a stream is sent with it.
+        // An end without a beginning does not: it may be an error, and the stream must report that first.
         let has_begun = rest.is_none() && turn.begin();
         if has_begun || self.bytes.len() > start {
             self.ends.push((key, self.bytes.len()));
@@ -107,7 +108,7 @@ impl EventBatch {
         })
     }
 
-    /// Whether there is none.
+    /// Whether there are no events.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()

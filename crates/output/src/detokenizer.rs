@@ -22,10 +22,10 @@ use std::sync::Arc;
 use crate::token_pieces::{Chain, Piece, TokenPieces};
 use crate::tokenizer::Tokenizer;
 
-/// What is to be seen of special tokens.
+/// How special tokens appear in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DetokenizeOptions {
-    /// Leave special tokens out of the text.
+    /// Omit special tokens from the text.
     pub skip_special_tokens: bool,
     /// Keep the space that some decoders put between two added tokens.
     pub spaces_between_special_tokens: bool,
@@ -37,19 +37,19 @@ impl Default for DetokenizeOptions {
     }
 }
 
-/// The detokeniser of one request.
+/// The detokenizer of one request.
 #[derive(Debug)]
 pub struct IncrementalDetokenizer {
     tokenizer: Arc<Tokenizer>,
     options: DetokenizeOptions,
     state: TextState,
-    /// Only for chains that are not known: the library decodes a short window of tokens.
+    /// Used only for unknown decoder chains: the library decodes a short window of tokens.
     window: Window,
     last_was_added: bool,
 }
 
 impl IncrementalDetokenizer {
-    /// Starts after a prompt. Reads only as much of the prompt's end as can matter.
+    /// Start after a prompt. Reads only as much of the prompt's end as can matter.
     #[must_use]
     pub fn new(tokenizer: Arc<Tokenizer>, prompt_token_ids: &[u32], options: DetokenizeOptions) -> Self {
         let mut detokenizer = Self {
@@ -63,7 +63,7 @@ impl IncrementalDetokenizer {
         detokenizer
     }
 
-    /// Takes one token and appends to `text` what became certain. Unknown ids stand for nothing.
+    /// Take one token and append to `text` what has become certain. Unknown ids add nothing.
     pub fn push(&mut self, token_id: u32, text: &mut String) {
         let Self { tokenizer, options, state, window, last_was_added } = self;
         let pieces = tokenizer.pieces();
@@ -75,7 +75,7 @@ impl IncrementalDetokenizer {
             Chain::Opaque => window.push(tokenizer, token_id, options.skip_special_tokens, text),
             Chain::Text { first_differs: true } if state.is_first => {
                 state.is_first = false;
-                // Only the library knows the first token's own form. A decoder that fails has no text to give.
+                // Only the library knows the first token's own form. If its decoder fails, there is no text.
                 text.push_str(&tokenizer.decode(&[token_id], false).unwrap_or_default());
             }
             chain => {
@@ -92,7 +92,7 @@ impl IncrementalDetokenizer {
         }
     }
 
-    /// Ends the request: appends what was held back, invalid bytes as U+FFFD.
+    /// End the request: append what was held back, with invalid bytes as U+FFFD.
     pub fn finish(&mut self, text: &mut String) {
         match self.tokenizer.pieces().chain() {
             Chain::Bytes if !self.state.pending.is_empty() => {
@@ -131,7 +131,7 @@ impl IncrementalDetokenizer {
             };
         }
         if start > 0 {
-            // The text before has had its strip, even where what is read of it is too short for all of it.
+            // The beginning was stripped before, even if the part that is read here is too short to show it.
             state.is_first = false;
             state.strip_left = 0;
         }
@@ -149,19 +149,19 @@ impl IncrementalDetokenizer {
     }
 }
 
-/// Text that is not yet certain, and what the text's beginning still has to lose.
+/// Text that is not certain yet, and what must still be stripped from the beginning.
 #[derive(Debug)]
 struct TextState {
-    /// Incomplete character ([`Chain::Bytes`]) or the run of byte tokens ([`Chain::ByteFallback`]).
+    /// An incomplete character ([`Chain::Bytes`]), or the run of byte tokens ([`Chain::ByteFallback`]).
     pending: Vec<u8>,
-    /// Of a run: how many leading bytes are whole characters.
+    /// In a run: the number of leading bytes that are whole characters.
     num_whole: usize,
-    /// The run is invalid: each of its bytes is a U+FFFD, those to come too.
+    /// Whether the run is invalid: each of its bytes, and each further one, becomes U+FFFD.
     is_run_broken: bool,
     is_first: bool,
     strip_content: char,
     strip_left: usize,
-    /// U+FFFD that belong to the prompt's text, not to the output's.
+    /// Number of U+FFFD that belong to the prompt's text, not to the output's.
     prompt_replacements: usize,
 }
 
@@ -196,7 +196,7 @@ impl TextState {
         }
     }
 
-    /// Byte-level: emits whole characters, one U+FFFD per maximal invalid part, keeps an incomplete character.
+    /// Byte-level: emit whole characters and one U+FFFD per maximal invalid part; keep an incomplete character.
     fn push_bytes(&mut self, bytes: &[u8], text: &mut String) {
         let mut pending = std::mem::take(&mut self.pending);
         pending.extend_from_slice(bytes);
@@ -216,7 +216,7 @@ impl TextState {
         self.pending = pending;
     }
 
-    /// Byte fallback: the run grows by one byte.
+    /// Byte fallback: append a byte to the run.
     fn push_run_byte(&mut self, byte: u8, text: &mut String) {
         if self.is_run_broken {
             self.emit("\u{FFFD}", text);
@@ -234,7 +234,7 @@ impl TextState {
         }
     }
 
-    /// Byte fallback: a token that is not a byte, or the end, decides what the run was.
+    /// Byte fallback: end the run, at a token that is not a byte or at the end of the text.
     fn close_run(&mut self, text: &mut String) {
         self.is_run_broken = false;
         if self.pending.is_empty() {
@@ -256,7 +256,7 @@ impl TextState {
         self.num_whole = 0;
     }
 
-    /// The prompt is over: its whole characters are its own, what is incomplete may become the output's.
+    /// End the prompt: its whole characters belong to it; an incomplete one may become the output's.
     fn close_context(&mut self, chain: Chain, context: &mut String) {
         let whole: Vec<u8> = self.pending.drain(..self.num_whole).collect();
         self.num_whole = 0;
@@ -268,11 +268,11 @@ impl TextState {
     }
 
     fn emit_valid(&mut self, bytes: &[u8], text: &mut String) {
-        // The callers have checked the bytes; a failed check here would only lose text, never break the type.
+        // The callers have checked the bytes. If they had not, text would be lost, but the string would stay valid.
         self.emit(std::str::from_utf8(bytes).unwrap_or_default(), text);
     }
 
-    /// Appends certain text, less what the beginning loses.
+    /// Append certain text, without what must be stripped from the beginning.
     fn emit(&mut self, mut piece: &str, text: &mut String) {
         if self.strip_left > 0 {
             piece = Self::trim(piece, self.strip_content, &mut self.strip_left);
@@ -283,7 +283,7 @@ impl TextState {
         text.push_str(piece);
     }
 
-    /// Cuts up to `left` leading `content` characters; anything else ends the cutting for good.
+    /// Strip up to `left` leading `content` characters; any other character ends the stripping for good.
     fn trim<'a>(mut piece: &'a str, content: char, left: &mut usize) -> &'a str {
         while *left > 0 && !piece.is_empty() {
             if let Some(rest) = piece.strip_prefix(content) {
@@ -297,19 +297,19 @@ impl TextState {
     }
 }
 
-/// Decoding by the library, for decoders that are not known here: a token's text is the difference between decoding
-/// a short window with it and without it. Text that ends in U+FFFD waits, for at most [`Window::MAX_HELD`] tokens.
+/// Decoding by the library, for unknown decoders: a token's text is the difference between decoding a short window with
+/// it and without it. Text that ends in U+FFFD is held back, for at most [`Window::MAX_HELD`] tokens.
 #[derive(Debug, Default)]
 struct Window {
     ids: VecDeque<u32>,
-    /// How many of `ids` have been emitted; the rest is held back.
+    /// How many of `ids` were emitted; the others are held back.
     num_emitted: usize,
 }
 
 impl Window {
     /// Emitted tokens kept as context.
     const CONTEXT: usize = 6;
-    /// Tokens held back at most; bounds the work per token.
+    /// Most tokens that are held back; limits the work per token.
     const MAX_HELD: usize = 16;
 
     fn prime(&mut self, tokenizer: &Tokenizer, prompt: Vec<u32>, skip_special_tokens: bool) {
@@ -338,13 +338,13 @@ impl Window {
         if self.num_emitted == ids.len() {
             return;
         }
-        // A decoder that fails has no text to give for these tokens.
+        // If the decoder fails, these tokens have no text.
         let before = tokenizer.decode(&ids[..self.num_emitted], skip_special_tokens).unwrap_or_default();
         let after = tokenizer.decode(ids, skip_special_tokens).unwrap_or_default();
         if after.ends_with('\u{FFFD}') && !even_if_incomplete {
             return;
         }
-        // Where the decoder changed its mind about earlier text, that text stands.
+        // If the decoder has changed earlier text, that text stays as it was emitted.
         let common: usize =
             before.chars().zip(after.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
         text.push_str(&after[common..]);

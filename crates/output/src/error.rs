@@ -1,8 +1,8 @@
-//! What can go wrong on the way between text and tokens.
+//! Errors in the conversion between text and tokens.
 
 use std::path::PathBuf;
 
-/// Errors of this crate. All of them are about one input or one request; none is about the engine.
+/// Errors of this crate. Each concerns one input or one request, never the engine.
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
     /// The tokenizer file cannot be read.
@@ -10,10 +10,10 @@ pub enum OutputError {
     ReadTokenizer {
         /// The file asked for.
         path: PathBuf,
-        /// What the operating system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// The tokenizer file is too large to be one.
+    /// The file is too large to be a tokenizer.
     #[error("the tokenizer {origin} has {num_bytes} bytes, more than the limit of {limit}")]
     TokenizerTooLarge {
         /// The file, or `<bytes>`.
@@ -28,10 +28,10 @@ pub enum OutputError {
     ParseTokenizer {
         /// The file, or `<bytes>`.
         origin: String,
-        /// What the parser said.
+        /// The parser's message.
         message: String,
     },
-    /// A token has an id so large that a table over all ids would not fit.
+    /// A token's id is so large that a table over all ids would not fit into memory.
     #[error("token {token:?} of {origin} has id {token_id}, above the limit of {limit}")]
     TokenIdTooLarge {
         /// The file, or `<bytes>`.
@@ -48,50 +48,50 @@ pub enum OutputError {
     Encode {
         /// Size of the text (of all texts, for a batch).
         num_bytes: usize,
-        /// What the library said.
+        /// The library's message.
         message: String,
     },
-    /// The threads that tokenise have more to do than may wait.
+    /// Too much text waits for the threads that tokenise.
     #[error(
         "{num_waiting} bytes of prompts wait for the tokenizer, and {num_bytes} more would exceed the limit of {limit}; send the request again later"
     )]
     TokenizerBusy {
-        /// Size of the text that was not taken.
+        /// Size of the text that was refused.
         num_bytes: usize,
-        /// Size of those that wait.
+        /// Size of the texts that wait.
         num_waiting: usize,
-        /// Most that may wait.
+        /// Most bytes that may wait.
         limit: usize,
     },
-    /// There is no thread to tokenise in.
+    /// No thread could be started to tokenise.
     #[error("no thread can be started to tokenise in: {source}")]
     NoTokenizerThread {
-        /// What the operating system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// The tokenizer could not decode token ids.
     #[error("the tokenizer cannot decode {num_tokens} token ids: {message}")]
     Decode {
-        /// How many ids were given.
+        /// Number of ids.
         num_tokens: usize,
-        /// What the library said.
+        /// The library's message.
         message: String,
     },
-    /// A stop string is empty: it would stop everything at once.
+    /// A stop string is empty: it would stop every text at once.
     #[error("stop string {index} is empty; every stop string needs at least one character")]
     EmptyStopString {
-        /// Its place in the list.
+        /// Its index in the list.
         index: usize,
     },
-    /// The stop strings of one request are too large together.
+    /// The stop strings of one request are too large in total.
     #[error("the stop strings have {num_bytes} bytes together, more than the limit of {limit}")]
     StopStringsTooLong {
-        /// Their size.
+        /// Their total size.
         num_bytes: usize,
-        /// The largest size allowed.
+        /// The largest total size.
         limit: usize,
     },
-    /// Stop strings were given for a request whose output is not turned into text.
+    /// A request has stop strings, but its output is not turned into text.
     #[error(
         "stop strings need text to search: they cannot be used with detokenize=False or without a tokenizer"
     )]

@@ -1,8 +1,8 @@
-//! The bytes around what changes from one event of a stream to the next.
+//! The constant bytes around the part of an event that changes.
 
-/// A server-sent event of one choice of one request, of which only the text changes from token to token.
+/// A server-sent event of one choice of one request, in which only the text changes from token to token.
 ///
-/// What is before and after the text was rendered once, when the request came.
+/// The bytes before and after the text were rendered once, when the request arrived.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventTemplate {
     before: Box<[u8]>,
@@ -10,7 +10,7 @@ pub struct EventTemplate {
 }
 
 impl EventTemplate {
-    /// Bytes that are sent as they are, before and after the text as a JSON string.
+    /// `before` and `after` are sent unchanged, around the text as a JSON string.
     #[must_use]
     pub fn new(before: impl Into<Box<[u8]>>, after: impl Into<Box<[u8]>>) -> Self {
         Self { before: before.into(), after: after.into() }

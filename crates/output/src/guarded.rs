@@ -1,5 +1,5 @@
-//! Calls into a library that may panic over a file or a text from outside: a panic there becomes an error, and no
-//! report of it is printed.
+//! Calls into a library that may panic on a file or text from outside: the panic becomes an error, and its report is
+//! not printed.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -7,13 +7,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
 thread_local! {
-    /// Guarded calls that this thread is within.
+    /// Number of guarded calls that this thread is in.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Runs library code and turns a panic into a message: a tokenizer file or a text from outside must not end the process.
+/// Run library code and turn a panic into a message: a tokenizer file or a text from outside must not end the process.
 ///
-/// Only what this thread does is guarded: a call that shares its work among threads has each piece guarded by itself.
+/// This guards only what the current thread does. A call that distributes its work over threads must guard each part.
 pub(crate) fn guarded<T, E: ToString>(call: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     silence_guarded_panics();
     DEPTH.set(DEPTH.get() + 1);
@@ -26,14 +26,14 @@ pub(crate) fn guarded<T, E: ToString>(call: impl FnOnce() -> Result<T, E>) -> Re
     }
 }
 
-/// A panic is reported before it is caught, so the hook that reports panics must know which of them become errors. It
-/// reports all others as before.
+/// Panics are reported before they are caught, so the hook that reports them must know which ones become errors. All
+/// others are reported as before.
 fn silence_guarded_panics() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         let report = take_hook();
         set_hook(Box::new(move |info| {
-            // A thread that is ending has no guarded call any more.
+            // A thread that is ending is in no guarded call any more.
             if DEPTH.try_with(Cell::get).unwrap_or(0) == 0 {
                 report(info);
             }

@@ -2,11 +2,11 @@
 //!
 //! * [`Tokenizer`]: text to token ids and back, from a `tokenizer.json`.
 //! * [`TokenizerPool`]: the same for long texts, in threads of its own.
-//! * [`IncrementalDetokenizer`]: one token in, the text that is certain out; constant work per token.
-//! * [`StopChecker`]: stop strings over new text only, the longest possible partial match held back.
-//! * [`TurnParser`]: text in, what is said, thought and called out, as events of a stream by [`TurnEvents`];
-//!   [`CallGrammar`]: a grammar that calls obey.
-//! * [`OutputProcessor`]: detokenizer and stop strings, for all requests of a front end, fed with the scheduler's records.
+//! * [`IncrementalDetokenizer`]: takes a token and returns the text that has become certain; constant work per token.
+//! * [`StopChecker`]: looks for stop strings in new text only, and holds back the longest possible partial match.
+//! * [`TurnParser`]: splits text into content, reasoning and tool calls, which [`TurnEvents`] renders as the events of a
+//!   stream; [`CallGrammar`]: a grammar that tool calls obey.
+//! * [`OutputProcessor`]: detokenizer and stop strings for all requests of a front end, fed with the scheduler's records.
 //!
 //! Nothing here knows Python or touches the network, and no input makes it panic.
 

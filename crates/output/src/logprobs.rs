@@ -1,4 +1,4 @@
-//! Log-probabilities of a request's tokens, joined to the tokens and given the text that people and clients look for.
+//! Log-probabilities of a request's tokens, matched to the tokens, with the text that clients look for.
 
 use std::collections::VecDeque;
 
@@ -6,30 +6,30 @@ use scheduler::TokenLogprobs;
 
 use crate::tokenizer::Tokenizer;
 
-/// One candidate for a place in the output.
+/// One candidate for a position of the output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CandidateLogprob {
     /// The token.
     pub token_id: i32,
     /// Natural logarithm of its probability.
     pub logprob: f32,
-    /// 1 for the likeliest.
+    /// Rank; 1 is the likeliest.
     pub rank: u32,
-    /// The bytes that it adds to a text, which need not be whole characters; `None` without a tokenizer.
+    /// The bytes that it adds to a text, perhaps only part of a character; `None` without a tokenizer.
     pub bytes: Option<Box<[u8]>>,
 }
 
-/// What the model thought of one place in the output.
+/// The log-probabilities of one position of the output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PositionLogprobs {
-    /// The sampled token, then the likeliest in their order, the sampled one again if it is among them. Empty when nothing
-    /// is known of the token.
+    /// The sampled token, then the likeliest tokens in order; the sampled one is repeated if it is among them. Empty if
+    /// nothing is known about the token.
     pub candidates: Vec<CandidateLogprob>,
-    /// Characters of the output's text that were certain before the token.
+    /// Number of characters of the output's text that were certain before the token.
     pub text_offset: u32,
 }
 
-/// The log-probabilities of one request, from their arrival to their token's.
+/// Keeps the log-probabilities of one request until their tokens arrive.
 #[derive(Debug, Default)]
 pub(crate) struct LogprobsTracker {
     waiting: VecDeque<TokenLogprobs>,
@@ -37,12 +37,12 @@ pub(crate) struct LogprobsTracker {
 }
 
 impl LogprobsTracker {
-    /// They come before their token.
+    /// Add log-probabilities; they arrive before their token.
     pub(crate) fn push(&mut self, logprobs: TokenLogprobs) {
         self.waiting.push_back(logprobs);
     }
 
-    /// A token has come.
+    /// Take the log-probabilities of a token that has arrived.
     pub(crate) fn take(&mut self, token_id: i32, tokenizer: Option<&Tokenizer>) -> PositionLogprobs {
         let text_offset = self.num_chars;
         let is_next =
@@ -62,7 +62,7 @@ impl LogprobsTracker {
         PositionLogprobs { candidates: candidates.collect(), text_offset }
     }
 
-    /// So much text became certain.
+    /// Record that this text has become certain.
     pub(crate) fn advance(&mut self, text: &str) {
         self.num_chars = self.num_chars.saturating_add(text.chars().count() as u32);
     }

@@ -1,15 +1,15 @@
-//! From the engine's records to what a front end sends: one per front end.
+//! Turns the engine's records into what a front end sends; there is one per front end.
 //!
 //! ```text
 //! EngineCoreOutput ──▶ IncrementalDetokenizer ──▶ StopChecker ──▶ RequestDelta (merged until taken)
 //!                                                     └──▶ abort wanted
 //! ```
 //!
-//! Requests are named by their key. A request lives here from [`OutputProcessor::add_request`] until its last delta is taken
-//! or it is discarded; records for other keys (a request whose stop string was found, whose reader has gone) are dropped
-//! and counted. What is taken holds everything since the last [`OutputProcessor::take`], so a slow consumer gets fewer and
-//! larger pieces, never a queue; `max_tokens` bounds their size. One that takes nothing now is put on [hold], and only its
-//! own news waits.
+//! Requests are named by their keys. A request exists here from [`OutputProcessor::add_request`] until its last delta
+//! is taken or it is discarded. Records of other requests (whose stop string was found, or whose reader is gone) are
+//! dropped and counted. Each call of [`OutputProcessor::take`] returns everything that is new since the previous one.
+//! So a slow consumer gets fewer and larger pieces, never a queue, and `max_tokens` limits their size. A request whose
+//! consumer cannot take anything now is put on [hold]; only its own output waits then.
 //!
 //! [hold]: OutputProcessor::hold
 
@@ -33,25 +33,26 @@ use crate::turn::{CallFinder, TurnReading};
 /// How a request's output is turned into text.
 #[derive(Debug, Clone)]
 pub struct OutputOptions {
-    /// How special tokens are shown; `None`: token ids only, no text.
+    /// How special tokens appear in the text; `None`: token ids only, no text.
     pub detokenize: Option<DetokenizeOptions>,
-    /// Strings that end the request when they appear in the text.
+    /// Strings that end the request if they appear in the text.
     pub stop: Option<Arc<StopStrings>>,
-    /// Show the stop string or stop token that ended the request.
+    /// Whether the text includes the stop string or stop token that ended the request.
     pub include_stop_str_in_output: bool,
-    /// Stop strings do not count in the text of the first `min_tokens` tokens.
+    /// A stop string that ends within the text of the first `min_tokens` tokens does not count.
     pub min_tokens: u32,
-    /// It ends behind the first whole call in its text, which is read like this. No earlier than its `min_tokens`.
+    /// If set, the text is parsed like this, and the request ends after the first whole call, but not before
+    /// `min_tokens`.
     pub ends_after_call: Option<Arc<TurnReading>>,
-    /// How its news is taken.
+    /// How the caller takes the output.
     pub delivery: Delivery,
-    /// Its tokens go out so many at a time, or as they come (0 and 1). The first goes out alone, and the last with the
-    /// end. Text that is not certain yet makes no event of its own, so a piece of events may hold more.
+    /// How many tokens go out at a time; 0 and 1: each as it comes. The first token goes out alone, and the last ones go
+    /// out with the end. Text that is not certain yet makes no event of its own, so an event may hold more.
     pub stream_interval: u32,
-    /// Its tokens come with log-probabilities; see [`OutputProcessor::add_logprobs`]. Not with [`Delivery::Events`] or
-    /// [`Delivery::Turn`], which have no place for them.
+    /// Whether tokens come with log-probabilities; see [`OutputProcessor::add_logprobs`]. Not possible with
+    /// [`Delivery::Events`] or [`Delivery::Turn`], which have no place for them.
     pub logprobs: bool,
-    /// So has its prompt; see [`OutputProcessor::add_prompt_logprobs`]. Not with these either.
+    /// Whether the prompt does; see [`OutputProcessor::add_prompt_logprobs`]. Not possible with these either.
     pub prompt_logprobs: bool,
 }
 
@@ -71,7 +72,7 @@ impl Default for OutputOptions {
     }
 }
 
-/// What stopped a request, beyond its finish reason.
+/// What stopped a request, in addition to its finish reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StopReason {
     /// A stop token.
@@ -80,13 +81,13 @@ pub enum StopReason {
     Text(String),
 }
 
-/// Why a request failed that the scheduler has never had, or will never end.
+/// Why a request failed outside the scheduler: it never had the request, or cannot end it any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestFailure {
-    /// An engine in another process did not take it.
+    /// An engine in another process refused it.
     #[error(transparent)]
     Refused(AddRequestError),
-    /// The engine has gone.
+    /// The engine is gone.
     #[error("{0}")]
     EngineDied(Arc<str>),
 }
@@ -94,33 +95,33 @@ pub enum RequestFailure {
 /// What is new for one request since the last call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestDelta {
-    /// Whose it is.
+    /// The request's key.
     pub key: RequestKey,
     /// Text that became certain.
     pub new_text: String,
     /// Tokens, whether or not their text is shown.
     pub new_token_ids: Vec<i32>,
-    /// For each of these what the model thought of its place; empty unless asked for.
+    /// The log-probabilities of each of these positions; empty unless requested.
     pub new_logprobs: Vec<PositionLogprobs>,
-    /// What the model thought of places of the prompt, in their order; the last is there with the first token.
+    /// The log-probabilities of prompt positions, in order; the last ones come with the first token.
     pub new_prompt_logprobs: Vec<PromptLogprobs>,
-    /// Calls of an answer that is [read](Delivery::Turn), with its end.
+    /// Number of tool calls in an answer that is [parsed](Delivery::Turn); set at its end.
     pub num_calls: u32,
     /// Set on the last delta.
     pub finish_reason: Option<FinishReason>,
-    /// What stopped it; `None` for EOS.
+    /// What stopped it; `None` for EOS and for other finish reasons.
     pub stop_reason: Option<StopReason>,
     /// Why it failed; [`RequestError::None`] unless the finish reason is `Error`.
     pub error: RequestError,
-    /// Why it failed when that was not the scheduler's doing; the finish reason is `Error` then.
+    /// Why it failed, if the cause is outside the scheduler; the finish reason is `Error` then.
     pub failure: Option<RequestFailure>,
-    /// Prompt tokens that are computed, where that is news and was asked for; else 0.
+    /// Number of prompt tokens that are computed, if that is new and was requested; else 0.
     pub num_computed_prompt_tokens: u32,
-    /// Prompt tokens found in the prefix cache.
+    /// Number of prompt tokens found in the prefix cache.
     pub num_cached_tokens: u32,
-    /// Drafts out of the request's own prediction that were kept, so far.
+    /// Drafts from the caller's prediction that were accepted so far.
     pub num_accepted_prediction_tokens: u32,
-    /// Those that were run in vain, so far.
+    /// Drafts from the caller's prediction that were rejected so far.
     pub num_rejected_prediction_tokens: u32,
     /// When it was first scheduled (monotonic nanoseconds, 0 while unknown).
     pub first_scheduled_ns: u64,
@@ -130,26 +131,26 @@ pub struct RequestDelta {
     pub last_token_ns: u64,
 }
 
-/// What the caller passes on to the engine after a record.
+/// What the caller must pass on to the engine after a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// A stop string, or its one call, ended a request that the engine still runs.
+    /// A stop string, or the one call that was allowed, ended a request that the engine still runs.
     Stop(RequestKey),
-    /// Why a request ended whose last record is not settled.
+    /// Why a request ended whose last record left that open.
     Settle {
-        /// Whose end it is.
+        /// The request's key.
         key: RequestKey,
-        /// By a stop string or its one call; else by its length.
+        /// Whether it ended at a stop string or at its one call; else it reached its length limit.
         found_stop: bool,
     },
 }
 
-/// What [`OutputProcessor::take`] gives.
+/// What [`OutputProcessor::take`] returns.
 #[derive(Debug, Default, PartialEq)]
 pub struct News {
-    /// In the order of their requests' first news.
+    /// The deltas, in the order in which their requests got their first news.
     pub deltas: Vec<RequestDelta>,
-    /// New text of those who take it as events.
+    /// New text of requests that take it as events.
     pub events: EventBatch,
 }
 
@@ -191,35 +192,36 @@ struct TrackedRequest {
     outbox: Outbox,
 }
 
-/// Turns records into deltas. Not shared: one owner calls it.
+/// Turns records into deltas. Only its owner may call it.
 #[derive(Debug, Default)]
 pub struct OutputProcessor {
     tokenizer: Option<Arc<Tokenizer>>,
-    /// Boxed, so that a table that grows moves little: a front end may get thousands of samples at once.
+    /// Boxed, so that a growing table moves little: a front end may get thousands of samples at once.
     requests: HashMap<RequestKey, Box<TrackedRequest>>,
-    /// Keys whose news can be taken, in the order in which they got them.
+    /// Keys of requests with news to be taken, in the order in which they got it.
     changed: Vec<RequestKey>,
-    /// Requests that a stop string or their one call ended, until the engine's last record: it may have come to its length meanwhile.
+    /// Requests that ended at a stop string or their one call, until the engine's last record arrives: they may have
+    /// reached their length limit meanwhile.
     stopped: HashSet<RequestKey>,
     num_dropped: u64,
     scratch: String,
 }
 
 impl OutputProcessor {
-    /// Without a tokenizer, deltas carry token ids only. Takes some 50 ms for a large vocabulary, the first time.
+    /// Without a tokenizer, deltas hold token ids only. The first call for a large vocabulary takes about 50 ms.
     #[must_use]
     pub fn new(tokenizer: Option<Arc<Tokenizer>>) -> Self {
         if let Some(tokenizer) = &tokenizer {
-            // Here rather than in the first request's latency.
+            // Build the table here, so that the first request does not wait for it.
             tokenizer.pieces();
         }
         Self { tokenizer, ..Self::default() }
     }
 
-    /// Expects outputs for a key. The end of the prompt decides the spacing of the output's first token.
+    /// Expect outputs for a key. The end of the prompt decides the spacing before the output's first token.
     ///
     /// # Errors
-    /// The key is in use; a stop string is empty; stop strings or an end behind a call without text.
+    /// The key is in use; a stop string is empty; or stop strings, or an end after a call, are wanted without text.
     pub fn add_request(
         &mut self,
         key: RequestKey,
@@ -253,13 +255,13 @@ impl OutputProcessor {
         Ok(())
     }
 
-    /// Forgets a request; its later records are dropped. Returns whether it was known.
+    /// Forget a request and drop its later records. Returns whether it was known.
     pub fn discard(&mut self, key: RequestKey) -> bool {
-        // Its place in `changed`, if any, is passed over when news is taken.
+        // If it is in `changed`, `take` will skip it.
         self.requests.remove(&key).is_some()
     }
 
-    /// Log-probabilities of a token whose record comes later. Dropped unless the request asked for them.
+    /// Add the log-probabilities of a token whose record arrives later. Dropped unless the request asked for them.
     pub fn add_logprobs(&mut self, logprobs: TokenLogprobs) {
         let request = self.requests.get_mut(&logprobs.key);
         if let Some(tracker) = request.and_then(|request| request.logprobs.as_mut()) {
@@ -267,8 +269,8 @@ impl OutputProcessor {
         }
     }
 
-    /// Log-probabilities of places of a request's prompt. The request's first token comes later, and they go out with it.
-    /// Dropped unless the request asked for them.
+    /// Add the log-probabilities of positions of a request's prompt. They go out with the first token, which arrives
+    /// later. Dropped unless the request asked for them.
     pub fn add_prompt_logprobs(&mut self, logprobs: PromptLogprobs) {
         let request = self.requests.get_mut(&logprobs.key);
         if let Some(request) = request.filter(|request| request.wants_prompt_logprobs) {
@@ -276,7 +278,7 @@ impl OutputProcessor {
         }
     }
 
-    /// Takes one record. The result is for the engine.
+    /// Process one record. The engine must get the result.
     pub fn process(&mut self, record: &EngineCoreOutput) -> Option<Verdict> {
         let was_stopped = record.finish_reason.is_some() && self.stopped.remove(&record.key);
         let settle =
@@ -303,14 +305,14 @@ impl OutputProcessor {
         Some(Verdict::Stop(record.key))
     }
 
-    /// Keeps a request's news, merged, until [`Self::release`]: its reader is busy.
+    /// Keep a request's news, merged, until [`Self::release`], because its reader is busy.
     pub fn hold(&mut self, key: RequestKey) {
         if let Some(request) = self.requests.get_mut(&key) {
             request.outbox.is_held = true;
         }
     }
 
-    /// Ends [`Self::hold`]. Returns whether there is news to be taken.
+    /// End [`Self::hold`]. Returns whether there is news to be taken.
     pub fn release(&mut self, key: RequestKey) -> bool {
         let Some(request) = self.requests.get_mut(&key) else { return false };
         request.outbox.is_held = false;
@@ -320,7 +322,8 @@ impl OutputProcessor {
         request.outbox.is_queued
     }
 
-    /// Lets tokens go out that wait for others of their [interval](OutputOptions::stream_interval): none may follow.
+    /// Let tokens go out that wait for others of their [interval](OutputOptions::stream_interval), because no others may
+    /// follow.
     pub fn flush(&mut self) {
         for (&key, request) in &mut self.requests {
             request.outbox.flush(request.delta.new_text.len());
@@ -330,7 +333,7 @@ impl OutputProcessor {
         }
     }
 
-    /// Ends a request that will get no more records. What was held back of its text is shown.
+    /// End a request that will get no more records. Text that was held back is shown.
     pub fn fail(&mut self, key: RequestKey, failure: RequestFailure) {
         let timestamp_ns = self.requests.get(&key).map_or(0, |request| request.delta.last_token_ns);
         self.process(&EngineCoreOutput {
@@ -344,7 +347,7 @@ impl OutputProcessor {
             error: RequestError::None,
             predicted: PredictedDrafts::NONE,
         });
-        // A request that ended before, by a stop string, keeps that end.
+        // A request that has already ended at a stop string keeps that end.
         if let Some(request) = self.requests.get_mut(&key)
             && request.delta.finish_reason == Some(FinishReason::Error)
             && request.delta.error == RequestError::None
@@ -353,8 +356,8 @@ impl OutputProcessor {
         }
     }
 
-    /// Moves out the news of every request that has some and is not on hold, in the order in which they got it. A
-    /// request whose end this is, is forgotten.
+    /// Take the news of all requests that have some and are not on hold, in the order in which they got it. Requests
+    /// that have ended with it are forgotten.
     pub fn take(&mut self) -> News {
         let mut news = News::default();
         for key in self.changed.drain(..) {
@@ -399,19 +402,19 @@ impl OutputProcessor {
         news
     }
 
-    /// Requests that are expected to give more deltas.
+    /// Number of requests that will still give deltas.
     #[must_use]
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Whether no request is expected to give more deltas.
+    /// Whether there are no such requests.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// Records dropped so far because their requests had been discarded.
+    /// Number of records that were dropped because their requests had been discarded.
     #[must_use]
     pub fn num_dropped(&self) -> u64 {
         self.num_dropped
@@ -419,13 +422,13 @@ impl OutputProcessor {
 }
 
 impl TrackedRequest {
-    /// Whether it is to be put into the queue of those whose news can be taken: there is news, its caller waits for it, and
-    /// it is not in the queue yet.
+    /// Whether the request must be appended to `changed`: it has news, its caller waits for that, and it is not in the
+    /// queue yet.
     fn queue_up(&mut self) -> bool {
         self.outbox.queue_up(self.delta.finish_reason.is_some())
     }
 
-    /// Whether the record's text has come to a stop string, or to the end of the one call that it may have.
+    /// Process a record; returns whether its text has reached a stop string or the end of the one call that is allowed.
     fn process(
         &mut self,
         record: &EngineCoreOutput,
@@ -433,7 +436,7 @@ impl TrackedRequest {
         scratch: &mut String,
     ) -> bool {
         let delta = &mut self.delta;
-        // The first record has them.
+        // The first record holds them.
         delta.num_cached_tokens = delta.num_cached_tokens.max(record.num_cached_tokens);
         delta.first_scheduled_ns = delta.first_scheduled_ns.max(record.first_scheduled_ns);
         delta.last_token_ns = record.timestamp_ns;
@@ -485,7 +488,7 @@ impl TrackedRequest {
         }
         let has_called =
             self.call_finder.as_mut().is_some_and(|finder| finder.read(&delta.new_text[num_bytes_before..]));
-        // An end for another reason, an error say, stays what it is.
+        // An end for another reason, such as an error, stays what it is.
         let may_end = record.finish_reason.is_none_or(|reason| reason == FinishReason::Length);
         if found.is_none() && has_called && is_armed && may_end {
             delta.finish_reason = Some(FinishReason::Stop);

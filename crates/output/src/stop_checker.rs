@@ -1,11 +1,11 @@
-//! Stop strings: several at once, over new text only.
+//! Stop strings: looks for several at once, in new text only.
 //!
-//! One Aho-Corasick automaton per request, which its samples share, is stepped over each new byte once; each sample remembers
-//! its state between calls. That is
-//! the longest suffix of the text that begins a stop string: exactly what must be held back while streaming.
+//! Each request has one Aho-Corasick automaton, which its samples share. It reads each new byte once; each sample keeps
+//! its state between calls. The state stands for the longest suffix of the text that begins a stop string, which is
+//! exactly what must be held back while streaming.
 //!
-//! The match that ends first wins; of several that end at the same place, the one that is first in the list. Every state is
-//! a character boundary of the text, because each stop string begins and ends at one.
+//! The match that ends first wins; if several end at the same place, the one that is first in the list. Every state is
+//! at a character boundary of the text, because each stop string begins and ends at one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use aho_corasick::{Anchored, MatchKind};
 
 use crate::error::OutputError;
 
-/// Stop strings of one request may have this many bytes together; the automaton takes some 40 bytes for each.
+/// Most bytes of all stop strings of a request together; the automaton takes about 40 bytes for each.
 pub const MAX_STOP_BYTES: usize = 64 << 10;
 
-/// Stop strings, ready to be looked for in any number of texts. With many of them this takes milliseconds and megabytes, so
-/// it is made once for all samples of a request.
+/// Stop strings, prepared for a search in any number of texts. With many of them this takes milliseconds and megabytes,
+/// so it is done once for all samples of a request.
 #[derive(Debug)]
 pub struct StopStrings {
     texts: Vec<String>,
     automaton: NFA,
     start: StateID,
-    /// Per state that is not the start: how many bytes at the end of the text may still begin a stop string.
+    /// For each state but the start: how many bytes at the end of the text may still begin a stop string.
     num_undecided: HashMap<StateID, usize>,
 }
 
 impl StopStrings {
-    /// Prepares the search for any of `stop`.
+    /// Prepare the search for any of `stop`.
     ///
     /// # Errors
     /// A stop string is empty, or all together are too long.
@@ -46,8 +46,8 @@ impl StopStrings {
         }
         let automaton = NFA::builder()
             .match_kind(MatchKind::Standard)
-            // Only the start, where nearly all of the text is spent, gets a table. No prefilter: texts are a few bytes
-            // long, and building is part of every request.
+            // Only the start state, in which nearly all of the text is read, gets a table. No prefilter: texts are a
+            // few bytes long, and each request builds an automaton.
             .dense_depth(1)
             .prefilter(false)
             .build(&stop)
@@ -57,7 +57,7 @@ impl StopStrings {
         Ok(Self { texts: stop, automaton, start, num_undecided })
     }
 
-    /// The stop string of an index that [`StopChecker::push`] gave.
+    /// The stop string with an index that [`StopChecker::push`] returned.
     #[must_use]
     pub fn text(&self, index: usize) -> Option<&str> {
         self.texts.get(index).map(String::as_str)
@@ -70,29 +70,29 @@ pub struct StopChecker {
     stop: Arc<StopStrings>,
     state: StateID,
     include_stop_str_in_output: bool,
-    /// Text that is not released yet.
+    /// Text that was not released yet.
     held: String,
 }
 
 impl StopChecker {
-    /// At the beginning of a text. `include_stop_str_in_output`: a stop string that is found stays in the text.
+    /// Start at the beginning of a text. `include_stop_str_in_output`: a stop string that is found stays in the text.
     #[must_use]
     pub fn new(stop: Arc<StopStrings>, include_stop_str_in_output: bool) -> Self {
         let state = stop.start;
         Self { stop, state, include_stop_str_in_output, held: String::new() }
     }
 
-    /// What is looked for.
+    /// The stop strings that it looks for.
     #[must_use]
     pub fn stop(&self) -> &StopStrings {
         &self.stop
     }
 
-    /// Takes new text, appends to `released` what can be shown. A result is the index of the stop string found; the
-    /// text is then cut and the search is over.
+    /// Take new text, and append to `released` what can be shown. Returns the index of the stop string that was found;
+    /// the text is then cut, and the search is over.
     ///
-    /// With `is_armed` false (fewer than `min_tokens` outputs) a stop string that ends in this text does not count; one
-    /// that begins in it may.
+    /// If `is_armed` is false (fewer than `min_tokens` outputs), a stop string that ends in this text does not count,
+    /// but one that begins in it may.
     pub fn push(&mut self, new_text: &str, is_armed: bool, released: &mut String) -> Option<usize> {
         let offset = self.held.len();
         self.held.push_str(new_text);
@@ -113,13 +113,13 @@ impl StopChecker {
         None
     }
 
-    /// The text is over without a match: releases what was held back.
+    /// The text has ended without a match: release what was held back.
     pub fn finish(&mut self, released: &mut String) {
         released.push_str(&self.held);
         self.held.clear();
     }
 
-    /// Ends the search at a match: releases the text before it (or with it) and drops the rest.
+    /// End the search at a match: release the text before it (or including it) and drop the rest.
     fn cut(&mut self, end: usize, released: &mut String) -> usize {
         let patterns = (0..self.stop.automaton.match_len(self.state))
             .map(|i| self.stop.automaton.match_pattern(self.state, i));
@@ -133,8 +133,8 @@ impl StopChecker {
     }
 }
 
-/// For every state the length of the longest suffix that can still grow into a stop string: the state's depth, and for the
-/// end of a stop string that no other one extends, what its shorter suffixes say.
+/// For every state, the length of the longest suffix that can still grow into a stop string. This is the state's depth;
+/// at the end of a stop string that no other one extends, it is what its shorter suffixes say.
 fn undecided_by_state(automaton: &NFA, start: StateID, stop: &[String]) -> HashMap<StateID, usize> {
     let step = |state, &byte| automaton.next_state(Anchored::No, state, byte);
     let mut num_undecided = HashMap::new();

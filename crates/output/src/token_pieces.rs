@@ -22,12 +22,12 @@ pub(crate) enum Chain {
     Bytes,
     /// Pieces are text, but some are single bytes; a run of bytes that is not UTF-8 becomes one U+FFFD per byte.
     ByteFallback,
-    /// Pieces are text. `first_differs`: the first token of a sequence has another piece than later ones.
+    /// Pieces are text. `first_differs`: as the first token of a sequence, a token has another piece.
     Text {
         /// Whether the first token must be decoded on its own.
         first_differs: bool,
     },
-    /// Not known here.
+    /// An unknown chain.
     Opaque,
 }
 
@@ -59,10 +59,10 @@ pub(crate) struct LeadingStrip {
     pub(crate) count: usize,
 }
 
-/// A `Strip` of more characters than this is left to the library; it bounds how much of a prompt must be looked at.
+/// A `Strip` of more characters than this is left to the library. This limits how much of a prompt must be read.
 const MAX_LEADING_STRIP: usize = 4;
 
-/// The table: id to piece and flags.
+/// The table from ids to pieces and flags.
 #[derive(Debug)]
 pub(crate) struct TokenPieces {
     chain: Chain,
@@ -73,7 +73,7 @@ pub(crate) struct TokenPieces {
 }
 
 impl TokenPieces {
-    /// Works the table out. Cost: one pass over the vocabulary.
+    /// Build the table, in one pass over the vocabulary.
     pub(crate) fn build(tokenizer: &tokenizers::Tokenizer, max_token_id: Option<u32>) -> Self {
         let plan = Plan::of(tokenizer.get_decoder());
         let tokens = all_tokens(tokenizer, max_token_id);
@@ -109,7 +109,7 @@ impl TokenPieces {
         pieces
     }
 
-    /// A table with flags but without pieces.
+    /// Make a table with flags but without pieces.
     pub(crate) fn opaque(tokenizer: &tokenizers::Tokenizer, max_token_id: Option<u32>) -> Self {
         Self::with_flags(tokenizer, max_token_id, &all_tokens(tokenizer, max_token_id))
     }
@@ -142,13 +142,13 @@ impl TokenPieces {
         self.strip
     }
 
-    /// Whether decoding passes over this id: it is in no vocabulary, or special and to be skipped.
+    /// Whether decoding skips this id: it is not in the vocabulary, or it is special and special tokens are skipped.
     pub(crate) fn is_skipped(&self, token_id: u32, skip_special_tokens: bool) -> bool {
         let flags = self.entries.get(token_id as usize).map_or(0, |entry| entry.flags);
         flags & KNOWN == 0 || (skip_special_tokens && flags & SPECIAL != 0)
     }
 
-    /// Whether the token was added to the model's vocabulary (special ones and others).
+    /// Whether the token was added to the model's vocabulary, as special tokens and some others are.
     pub(crate) fn is_added(&self, token_id: u32) -> bool {
         self.entries.get(token_id as usize).is_some_and(|entry| entry.flags & ADDED != 0)
     }
@@ -222,7 +222,7 @@ impl<'a> Plan<'a> {
             }
             _ => chain = Chain::Text { first_differs: false },
         }
-        // `ByteLevel` gives one string already, so that a `Fuse` after it changes nothing.
+        // `ByteLevel` already gives one string, so a `Fuse` after it changes nothing.
         let fused = matches!(tail.first(), Some(DecoderWrapper::Fuse(_))) || chain == Chain::Bytes;
         if matches!(tail.first(), Some(DecoderWrapper::Fuse(_))) {
             tail = &tail[1..];

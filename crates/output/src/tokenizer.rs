@@ -1,9 +1,9 @@
 //! A tokenizer read from `tokenizer.json`: text to token ids and back.
 //!
-//! A thin shell around the `tokenizers` library, which does the work. The shell adds what a server needs: sizes are
-//! bounded before memory is taken, truncation and padding stored in the file are switched off (they belong to
-//! training; here they would cut prompts silently), a panic inside the library becomes an error, and the table of
-//! [`TokenPieces`] that makes incremental detokenisation cheap is built once and shared.
+//! A thin wrapper around the `tokenizers` library, which does the work. It adds what a server needs. Sizes are limited
+//! before memory is taken. Truncation and padding that are stored in the file are switched off, because they belong to
+//! training and would silently cut prompts here. A panic in the library becomes an error. The table of [`TokenPieces`],
+//! which makes incremental detokenisation cheap, is built once and shared.
 
 use std::fs::File;
 use std::io::Read;
@@ -40,7 +40,7 @@ impl Tokenizer {
         let path = path.as_ref();
         let read = || -> std::io::Result<Vec<u8>> {
             let mut data = Vec::new();
-            // One byte more than allowed, so that too large a file is seen whatever its metadata says.
+            // One byte more than allowed, so that a file that is too large is noticed whatever its metadata says.
             File::open(path)?.take(MAX_TOKENIZER_BYTES + 1).read_to_end(&mut data)?;
             Ok(data)
         };
@@ -91,10 +91,10 @@ impl Tokenizer {
         })
     }
 
-    /// Token ids of a text. `add_special_tokens` adds what the file's post-processor adds (a BOS token, usually).
+    /// Token ids of a text. `add_special_tokens` adds what the file's post-processor adds, usually a BOS token.
     ///
     /// # Errors
-    /// The library refuses the text.
+    /// The library cannot encode the text.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, OutputError> {
         guarded(|| self.inner.encode_fast(text, add_special_tokens))
             .map(|encoding| encoding.get_ids().to_vec())
@@ -104,7 +104,7 @@ impl Tokenizer {
     /// Token ids of several texts, in their order, encoded in parallel.
     ///
     /// # Errors
-    /// The library refuses one of the texts.
+    /// The library cannot encode one of the texts.
     pub fn encode_batch(
         &self,
         texts: &[&str],
@@ -113,7 +113,7 @@ impl Tokenizer {
         texts.to_vec().into_maybe_par_iter().map(|text| self.encode(text, add_special_tokens)).collect()
     }
 
-    /// Text of token ids. Ids that are not in the vocabulary stand for nothing.
+    /// Text of token ids. Unknown ids add nothing.
     ///
     /// # Errors
     /// The library's decoder fails.
@@ -132,12 +132,12 @@ impl Tokenizer {
         self.inner.id_to_token(token_id)
     }
 
-    /// The bytes that a token adds to a text when others stand before it; special tokens are shown as they are written.
-    /// Not necessarily whole characters. Empty for an id that is in no vocabulary.
+    /// The bytes that a token adds to a text after other tokens, perhaps only part of a character; a special token
+    /// gives its own text. Empty for an unknown id.
     #[must_use]
     pub fn token_bytes(&self, token_id: u32) -> Vec<u8> {
         if self.pieces().chain() == Chain::Opaque {
-            // A decoder that fails has no text to give.
+            // If the decoder fails, there is no text.
             return self.decode(&[token_id], false).unwrap_or_default().into_bytes();
         }
         match self.pieces().piece(token_id) {
@@ -146,8 +146,8 @@ impl Tokenizer {
         }
     }
 
-    /// Whether [`token_bytes`](Self::token_bytes) is what each token adds to a text. It is not where a decoder rewrites
-    /// tokens by their neighbours.
+    /// Whether [`token_bytes`](Self::token_bytes) is really what each token adds to a text. It is not if the decoder
+    /// rewrites tokens depending on their neighbours.
     #[must_use]
     pub fn has_token_bytes(&self) -> bool {
         self.pieces().chain() != Chain::Opaque
@@ -159,13 +159,13 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// Number of vocabulary entries, added tokens included.
+    /// Number of vocabulary entries, including added tokens.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// The largest id in the vocabulary; `None` when it is empty. Ids may have gaps.
+    /// The largest id in the vocabulary; `None` if it is empty. Ids may have gaps.
     #[must_use]
     pub fn max_token_id(&self) -> Option<u32> {
         self.max_token_id
@@ -177,7 +177,7 @@ impl Tokenizer {
         &self.special_token_ids
     }
 
-    /// The table of what each id adds to the text; built at the first call.
+    /// The table of what each id adds to the text; built by the first call.
     pub(crate) fn pieces(&self) -> &TokenPieces {
         self.pieces.get_or_init(|| {
             guarded(|| Ok::<_, tokenizers::Error>(TokenPieces::build(&self.inner, self.max_token_id)))

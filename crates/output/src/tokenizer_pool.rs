@@ -1,15 +1,15 @@
-//! `TokenizerPool`: long texts become token ids in threads of their own, so that a prompt of a hundred thousand tokens
-//! does not delay other requests.
+//! `TokenizerPool`: tokenises long texts in threads of its own, so that a prompt of a hundred thousand tokens does not
+//! delay other requests.
 //!
 //! ```text
 //! submit ──▶ short ─┐                        ┌──▶ done ──▶ take
 //!        └─▶ long  ─┴──▶ a few worker threads ┘ └─▶ notify
 //! ```
 //!
-//! A worker takes short texts first, and one worker at least is never busy with a long one, so that a row of long prompts
-//! lets the short ones through. One text occupies one worker: where a tokenizer may cut a text depends on its rules, and
-//! ids that differ from those of the whole text would be worse than later ones. The texts that wait or are worked on are
-//! bounded together. Threads start with the first text, sleep without work, and end with the pool.
+//! A worker takes short texts first, and at least one worker is never busy with a long text, so that short texts pass a
+//! queue of long ones. One worker tokenises a whole text: where a text could be split depends on the tokenizer's rules,
+//! and wrong ids would be worse than a longer wait. The total size of the texts that wait or are being tokenised is
+//! limited. Threads start with the first text, sleep without work, and end with the pool.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,17 +21,17 @@ use crate::tokenizer::Tokenizer;
 
 /// Most threads of a pool.
 pub const MAX_TOKENIZER_THREADS: usize = 4;
-/// Longer texts (some ten milliseconds of work) wait behind shorter ones.
+/// Texts longer than this (about ten milliseconds of work) wait behind shorter ones.
 pub const LONG_TEXT_BYTES: usize = 32 << 10;
-/// Most bytes of the texts that wait and are worked on.
+/// Most bytes of all texts that wait or are being tokenised.
 pub const MAX_WAITING_TEXT_BYTES: usize = 256 << 20;
-/// Workers give way to the threads that stream: the event loop, the transport, the engine.
+/// Workers have a lower priority than the threads that stream: the event loop, the transport, the engine.
 const NICENESS: i32 = 5;
 
-/// A text that is done.
+/// A text that has been tokenised.
 #[derive(Debug)]
 pub struct EncodedText {
-    /// What [`TokenizerPool::submit`] gave.
+    /// The number that [`TokenizerPool::submit`] returned.
     pub id: u64,
     /// Its token ids.
     pub result: Result<Vec<u32>, OutputError>,
@@ -46,7 +46,7 @@ struct Shared {
     tokenizer: Arc<Tokenizer>,
     num_threads: usize,
     state: Mutex<State>,
-    /// Something to do for a worker, or the end.
+    /// Signals a job for a worker, or the end.
     work: Condvar,
     notify: Box<dyn Fn() + Send + Sync>,
 }
@@ -55,7 +55,7 @@ struct Shared {
 struct State {
     short: VecDeque<Job>,
     long: VecDeque<Job>,
-    /// Jobs that are worked on and still wanted.
+    /// Jobs in progress whose callers still wait.
     running: Vec<u64>,
     num_long_running: usize,
     num_threads: usize,
@@ -78,7 +78,7 @@ impl Job {
 }
 
 impl TokenizerPool {
-    /// A pool of at most `num_threads` workers (2 to [`MAX_TOKENIZER_THREADS`]). `notify` is called, in a worker, when a
+    /// Make a pool of at most `num_threads` workers (2 to [`MAX_TOKENIZER_THREADS`]). A worker calls `notify` when a
     /// text is done.
     pub fn new(
         tokenizer: Arc<Tokenizer>,
@@ -87,7 +87,7 @@ impl TokenizerPool {
     ) -> Self {
         let shared = Shared {
             tokenizer,
-            // Two at least, so that a long text never has them all.
+            // At least two, so that long texts never occupy all of them.
             num_threads: num_threads.clamp(2, MAX_TOKENIZER_THREADS),
             state: Mutex::default(),
             work: Condvar::new(),
@@ -96,10 +96,10 @@ impl TokenizerPool {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Hands a text in; returns the number under which it comes back.
+    /// Submit a text; returns the number that its result carries.
     ///
     /// # Errors
-    /// Too much text waits already; no thread can be started.
+    /// Too much text waits already, or no thread can be started.
     pub fn submit(&self, text: String, add_special_tokens: bool) -> Result<u64, OutputError> {
         let mut state = self.shared.lock();
         let num_bytes = text.len();
@@ -128,7 +128,7 @@ impl TokenizerPool {
         Ok(id)
     }
 
-    /// Drop a text whose caller no longer waits: it is not begun, or what is done of it is dropped.
+    /// Drop a text whose caller no longer waits: it is not begun, or its result is dropped.
     pub fn cancel(&self, id: u64) {
         let mut state = self.shared.lock();
         let State { short, long, running, done, num_bytes, .. } = &mut *state;
@@ -143,19 +143,19 @@ impl TokenizerPool {
         done.retain(|other| other.id != id);
     }
 
-    /// What is done since the last call.
+    /// Take the texts that were finished since the last call.
     #[must_use]
     pub fn take(&self) -> Vec<EncodedText> {
         std::mem::take(&mut self.shared.lock().done)
     }
 
-    /// Bytes of the texts that wait and are worked on.
+    /// Total bytes of the texts that wait or are being tokenised.
     #[must_use]
     pub fn num_waiting_bytes(&self) -> usize {
         self.shared.lock().num_bytes
     }
 
-    /// Threads that were started.
+    /// Number of threads that were started.
     #[must_use]
     pub fn num_threads(&self) -> usize {
         self.shared.lock().num_threads
@@ -177,7 +177,7 @@ impl fmt::Debug for TokenizerPool {
 
 impl Drop for TokenizerPool {
     fn drop(&mut self) {
-        // The workers end by themselves; one that works on a text does so when it is done.
+        // The workers end by themselves; one that is tokenising ends after its text.
         let mut state = self.shared.lock();
         state.is_closed = true;
         state.short.clear();
@@ -193,9 +193,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A worker's life.
+    /// Run a worker.
     fn work(&self) {
-        // Refused by some sandboxes; then they compete as equals.
+        // Some sandboxes forbid this; the workers then run with normal priority.
         let _ = rustix::process::setpriority_process(None, NICENESS);
         while let Some(job) = self.next_job() {
             let (id, num_bytes, is_long) = (job.id, job.text.len(), job.is_long());
@@ -209,7 +209,7 @@ impl Shared {
             if is_wanted {
                 state.done.push(EncodedText { id, result });
             }
-            // Others may have passed over a long text because this one was long.
+            // Other workers may have skipped a long text because this one was long.
             let has_long = is_long && !state.long.is_empty();
             drop(state);
             if has_long {
@@ -221,7 +221,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a job; `None` when the pool has gone.
+    /// Wait for a job; `None` when the pool has been dropped.
     fn next_job(&self) -> Option<Job> {
         let mut state = self.lock();
         loop {

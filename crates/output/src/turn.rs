@@ -1,12 +1,12 @@
-//! A model's turn, read while it comes: what it says, what it thinks, and the tools it calls.
+//! Parses a model's turn while it arrives: its content, its reasoning, and the tools that it calls.
 //!
-//! * [`TurnFormat`], [`ReasoningFormat`]: how models write calls and thoughts, one row of a table each.
+//! * [`TurnFormat`], [`ReasoningFormat`]: how models write calls and reasoning, one row of a table each.
 //! * [`TurnReading`]: what the answers of a request have in common.
-//! * [`TurnParser`]: text in, in pieces of any size; [`TurnEvent`]s out, whose joined text does not depend on the pieces.
-//! * [`CallGrammar`]: the same row, written as a grammar. What it accepts the parser reads back.
+//! * [`TurnParser`]: takes text in pieces of any size and gives [`TurnEvent`]s, whose joined text does not depend on the pieces.
+//! * [`CallGrammar`]: the same row as a grammar. The parser can read everything that it accepts.
 //!
-//! Nothing fails: what is not a call is content. Held back is at most a marker, the head of a call, a value that has to be
-//! whole to be read, and whitespace that a call may follow.
+//! Nothing fails: what is not a call is content. At most these are held back: a marker, the head of a call, a value
+//! that can only be read when it is whole, and whitespace before a possible call.
 
 mod arguments;
 mod brace_values;

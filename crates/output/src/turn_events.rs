@@ -1,4 +1,4 @@
-//! `TurnEvents`: what one answer says, thinks and calls, as server-sent events.
+//! `TurnEvents`: the content, reasoning and tool calls of one answer as server-sent events.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -13,9 +13,9 @@ const ID_CHARS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 const RANDOM_ID_CHARS: usize = 24;
 const SHORT_ID_CHARS: usize = 9;
 
-/// Reads the text of one answer and renders an event for each thing that it says.
+/// Reads the text of one answer and renders an event for each part of it.
 ///
-/// The template's bytes stand around the choice's `delta` member, which is made here.
+/// The template's bytes surround the choice's `delta` member, which is made here.
 #[derive(Debug, Clone)]
 pub struct TurnEvents {
     reading: Arc<TurnReading>,
@@ -23,36 +23,36 @@ pub struct TurnEvents {
     template: EventTemplate,
     num_calls: u32,
     has_begun: bool,
-    /// The one call that is passed on is whole.
+    /// Whether the one call that is passed on is complete.
     has_called: bool,
 }
 
 impl TurnEvents {
-    /// An answer from its beginning.
+    /// Start at the beginning of an answer.
     #[must_use]
     pub fn new(reading: Arc<TurnReading>, template: EventTemplate) -> Self {
         let parser = reading.parser();
         Self { reading, parser, template, num_calls: 0, has_begun: false, has_called: false }
     }
 
-    /// Calls that have begun, of which all or the first are passed on.
+    /// Number of calls that have begun; all of them or only the first are passed on.
     #[must_use]
     pub fn num_calls(&self) -> u32 {
         self.num_calls
     }
 
-    /// Whether this is its first news: it has begun, even if it is not decided yet what it says.
+    /// Whether this is its first news. The answer has then begun, even if it is not decided yet what it says.
     pub(crate) fn begin(&mut self) -> bool {
         !std::mem::replace(&mut self.has_begun, true)
     }
 
-    /// Events of what became certain with more text.
+    /// Append the events of what has become certain with more text.
     pub fn read(&mut self, text: &str, into: &mut Vec<u8>) {
         let events = self.parser.push(text);
         self.render(events, into);
     }
 
-    /// Events of what was held back of a text that has ended.
+    /// Append the events of what was held back of a text that has ended.
     pub fn finish(&mut self, into: &mut Vec<u8>) {
         let events = self.parser.finish();
         self.render(events, into);
@@ -137,7 +137,7 @@ fn write_string(text: &str, into: &mut Vec<u8>) {
     serde_json::to_writer(into, text).expect("a string is JSON, and memory takes it");
 }
 
-/// The id of a call: what a model's template may ask for, else one that no other call has.
+/// Make the id of a call: in the style that a model's template may require, else an id that no other call has.
 fn new_call_id(ids: CallIds, name: &str, index: u32) -> String {
     match ids {
         CallIds::Numbered => format!("functions.{name}:{index}"),
@@ -146,13 +146,13 @@ fn new_call_id(ids: CallIds, name: &str, index: u32) -> String {
     }
 }
 
-/// Letters and digits. The standard library's hash has keys from the system's randomness, other ones each time.
+/// Random letters and digits. The keys of the standard library's hash are random and differ each time.
 fn random_chars(len: usize) -> String {
     let hash = RandomState::new();
     let mut chars = String::with_capacity(len);
     let mut number = 0;
     for place in 0..len {
-        // A number of 64 bits has ten of them.
+        // A 64-bit number gives ten characters.
         if place % 10 == 0 {
             number = hash.hash_one(place);
         }

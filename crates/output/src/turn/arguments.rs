@@ -1,4 +1,4 @@
-//! The arguments of a call, as JSON text while they come.
+//! The arguments of a call, turned into JSON text while they arrive.
 
 use serde_json::Value;
 
@@ -9,21 +9,21 @@ use super::python_values::PythonValues;
 use super::tool::Tool;
 use super::xml_values::XmlValues;
 
-/// Reads arguments, however they are written.
+/// Reads arguments, in each of the notations.
 #[derive(Debug, Clone)]
 pub(super) enum Arguments {
     /// As JSON.
     Json(JsonArguments),
-    /// As elements.
+    /// Elements.
     Xml(XmlValues),
-    /// As literals with their names.
+    /// Python literals with names.
     Python(PythonValues),
-    /// In braces, with a mark for quotes.
+    /// In braces, with a special mark for quotes.
     Braces(BraceValues),
 }
 
 impl Arguments {
-    /// Read on, and append what is certain to `out`.
+    /// Continue to read; append what is certain to `out`.
     pub(super) fn read(&mut self, text: &str, tool: Option<&Tool>, out: &mut String) -> Progress {
         match self {
             Self::Json(arguments) => arguments.read(text, out),
@@ -33,7 +33,7 @@ impl Arguments {
         }
     }
 
-    /// The text has ended within them: append what was held back of a text.
+    /// The text has ended within the arguments: append what was held back of a string.
     pub(super) fn cut(&mut self, rest: &str, out: &mut String) {
         match self {
             Self::Json(JsonArguments { part: Part::Single(_, value), .. }) => out.push_str(value),
@@ -43,41 +43,41 @@ impl Arguments {
     }
 }
 
-/// JSON that passes as it is written.
+/// JSON that is passed on as it is written.
 #[derive(Debug, Clone)]
 pub(super) struct JsonArguments {
     part: Part,
-    /// Members of the object that they stand in may follow.
+    /// Whether further members of the surrounding object may follow.
     in_object: bool,
 }
 
 #[derive(Debug, Clone)]
 enum Part {
-    /// Nothing yet.
+    /// Nothing was read yet.
     Start,
-    /// An object or a list, which passes.
+    /// An object or a list, which is passed on.
     Passing(JsonSpan),
-    /// Another value, which is looked at when it is whole.
+    /// Another value, which is interpreted when it is whole.
     Single(JsonSpan, String),
-    /// They stood before their name.
+    /// The arguments came before the name.
     Ready(String),
-    /// The rest of the object around them, which says nothing.
+    /// The rest of the surrounding object, which is ignored.
     Rest(JsonSpan),
 }
 
 impl JsonArguments {
-    /// The next value; nothing else belongs to the call.
+    /// Read the next value; nothing else belongs to the call.
     pub(super) fn alone() -> Self {
         Self { part: Part::Start, in_object: false }
     }
 
-    /// A member of an object: the next value, or one that stood before.
+    /// Read a member of an object: the next value, or one that came before.
     pub(super) fn in_object(before: Option<&str>) -> Self {
         let part = before.map_or(Part::Start, |value| Part::Ready(unwrapped(value)));
         Self { part, in_object: true }
     }
 
-    /// All of it is known.
+    /// All of the arguments are known.
     pub(super) fn whole(value: &str) -> Self {
         Self { part: Part::Ready(unwrapped(value)), in_object: false }
     }
@@ -142,7 +142,7 @@ impl JsonArguments {
     }
 }
 
-/// A value that is not an object as one where it stands for one: the text of an object, or null; else as it is.
+/// If a value stands for an object (a string that holds one, or null), return that object; else the value itself.
 fn unwrapped(value: &str) -> String {
     match serde_json::from_str(value) {
         Ok(Value::Null) => "{}".to_owned(),

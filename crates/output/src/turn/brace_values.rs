@@ -1,4 +1,5 @@
-//! Arguments in braces, `k:<q>text<q>,n:1}`: names without quotes, and texts between marks that no text has in it.
+//! Arguments in braces, `k:<q>text<q>,n:1}`: names without quotes, and strings between marks that cannot occur in a
+//! string.
 
 use std::borrow::Cow;
 
@@ -70,7 +71,7 @@ impl BraceValues {
     }
 }
 
-/// A value as JSON text; none if it is none.
+/// A value as JSON text; `None` if it is not a value.
 fn json_of(value: &str, quote: &str) -> Option<String> {
     let mut reader = Reader { rest: value, quote, depth: 0 };
     let mut out = String::new();

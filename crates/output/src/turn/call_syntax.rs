@@ -1,18 +1,18 @@
-//! How one call is written: the shapes that the rows of formats share.
+//! How a call is written: the shapes that several formats share.
 
-/// How one call is written.
+/// The notation of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallSyntax {
-    /// `{"name": "f", "arguments": {…}}`, in a list if `[` stands before the first.
+    /// `{"name": "f", "arguments": {…}}`, in a list if a `[` precedes the first.
     Object {
-        /// What the arguments are called when a grammar writes them; either name is read.
+        /// The name of the arguments that a grammar writes; the parser accepts either name.
         arguments: &'static str,
     },
-    /// `f`, a separator, `{…}`; or, behind a `[` or as `{`, objects as above.
+    /// `f`, a separator, `{…}`; or, after a `[` or as `{`, objects as above.
     Named {
         /// Between name and arguments.
         separator: &'static str,
-        /// A grammar writes objects.
+        /// Whether a grammar writes objects.
         writes_objects: bool,
     },
     /// `f:0`, a separator, `{…}`: names with the numbers of their calls.
@@ -24,12 +24,12 @@ pub(super) enum CallSyntax {
     Xml(&'static Elements),
     /// `f(k='text', n=1)`.
     Python {
-        /// In a list of calls.
+        /// Whether it is in a list of calls.
         is_listed: bool,
     },
-    /// `call:f{k:"text",n:1}`, with a mark of its own for the quotes of texts.
+    /// `call:f{k:"text",n:1}`, with a special mark in place of the quotes.
     Braces {
-        /// Before and behind a text.
+        /// Before and after a string.
         quote: &'static str,
     },
     /// `f`, words about the message, a separator, `{…}`.
@@ -59,17 +59,17 @@ impl CallSyntax {
 /// The tags of a call whose arguments are elements.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Elements {
-    /// Before and behind the name of the tool; what stands before it may be the format's marker instead.
+    /// Before and after the name of the tool; the format's marker may take the place of the first.
     pub(super) name: [&'static str; 2],
-    /// Before and behind the name of an argument.
+    /// Before and after the name of an argument.
     pub(super) key: [&'static str; 2],
-    /// Before and behind its value.
+    /// Before and after its value.
     pub(super) value: [&'static str; 2],
-    /// A line break stands on both sides of a value, which does not belong to it.
+    /// Whether a line break on each side of a value does not belong to it.
     pub(super) has_breaks: bool,
-    /// Behind all arguments.
+    /// After all arguments.
     pub(super) end: &'static str,
-    /// Behind the name of an argument: before `true` where its value is text, before `false` where it is JSON.
+    /// An attribute after an argument's name: followed by `true` if its value is text, by `false` if it is JSON.
     pub(super) text_flag: Option<&'static str>,
 }
 
@@ -109,5 +109,5 @@ pub(super) const DSML: Elements = Elements {
     text_flag: Some("\" string=\""),
 };
 
-/// As `FUNCTION`, with values that stand between their tags as they are.
+/// Like `FUNCTION`, but everything between the tags belongs to the value.
 pub(super) const SEED_FUNCTION: Elements = Elements { has_breaks: false, ..FUNCTION };

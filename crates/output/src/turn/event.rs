@@ -1,26 +1,26 @@
-//! What a turn is made of, in the order in which it comes.
+//! The events of a turn, in their order.
 
-/// Something new of a turn.
+/// A new part of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TurnEvent {
-    /// Text for the reader.
+    /// Content for the user.
     Content(String),
-    /// Text of the model's thoughts.
+    /// Reasoning.
     Reasoning(String),
-    /// A tool is called; calls are numbered from 0.
+    /// A tool call begins; calls are numbered from 0.
     CallBegin {
-        /// Which call it is.
+        /// The number of the call.
         index: u32,
-        /// Which tool.
+        /// The name of the tool.
         name: String,
     },
-    /// More of the arguments of the call that began last, as JSON text.
+    /// More of the arguments of the last call, as JSON text.
     CallArgs(String),
-    /// The call that began last is whole. Missing where the turn was cut short.
+    /// The last call is complete. Missing if the turn was cut off.
     CallEnd,
 }
 
-/// Append an event; text of one kind is joined.
+/// Append an event; consecutive text of the same kind is joined.
 pub(super) fn push(events: &mut Vec<TurnEvent>, event: TurnEvent) {
     match (events.last_mut(), event) {
         (Some(TurnEvent::Content(said)), TurnEvent::Content(text))

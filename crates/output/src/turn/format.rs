@@ -1,21 +1,21 @@
-//! The formats in which models write calls and thoughts, one row each.
+//! The formats in which models write tool calls and reasoning, one row each.
 
 use super::call_syntax::{ARG_KEY, DSML, FUNCTION, INVOKE, SEED_FUNCTION};
 pub(super) use super::call_syntax::{CallSyntax, Elements};
 
-/// What the ids of calls look like.
+/// The style of the ids of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallIds {
-    /// `call_` and letters and digits.
+    /// `call_`, then letters and digits.
     Random,
-    /// 9 letters and digits, and nothing else.
+    /// Exactly 9 letters and digits.
     Short,
     /// `functions.`, the name of the tool, and the number of the call.
     Numbered,
 }
 
 impl CallIds {
-    /// What Python calls it.
+    /// Its name in Python.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -26,31 +26,31 @@ impl CallIds {
     }
 }
 
-/// How a model's turn with calls is written.
+/// How a model writes a turn with calls.
 #[derive(Debug)]
 pub struct TurnFormat {
-    /// What `--tool-call-parser` calls it.
+    /// Its name for `--tool-call-parser`.
     pub name: &'static str,
     /// Other names for it.
     pub aliases: &'static [&'static str],
-    /// A template that has one of these writes its calls so.
+    /// A chat template that contains one of these writes its calls like this.
     pub(super) signs: &'static [&'static str],
-    /// Texts that calls stand behind; the first is what a grammar writes.
+    /// Markers before calls; a grammar writes the first one.
     pub(super) open: &'static [&'static str],
     /// An answer that begins with this character may be a call without a marker.
     pub(super) bare: Option<char>,
     pub(super) syntax: CallSyntax,
     /// What ends a call.
     pub(super) ends: &'static [&'static str],
-    /// What stands between calls of a group, behind their ends.
+    /// What separates the calls of a group, after their ends.
     pub(super) separators: &'static [&'static str],
     /// What ends a group.
     pub(super) closers: &'static [&'static str],
-    /// Texts around what is said, which do not belong to it.
+    /// Texts around content that do not belong to it.
     pub(super) silent: &'static [&'static str],
-    /// A grammar's texts: before the first call, between two of them, and behind the last.
+    /// What a grammar writes before the first call, between two calls, and after the last.
     pub(super) written: Written,
-    /// What ids of calls look like.
+    /// The style of the ids of calls.
     pub ids: CallIds,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct Written {
     pub(super) behind: &'static str,
 }
 
-/// Each call within tags of its own.
+/// Each call has its own tags.
 const HERMES: TurnFormat = TurnFormat {
     name: "hermes",
     aliases: &["granite4", "ernie45", "longcat"],
@@ -112,7 +112,7 @@ const PYTHONIC: TurnFormat = TurnFormat {
     ids: CallIds::Random,
 };
 
-/// Calls in one list behind a marker.
+/// Calls in one list after a marker.
 const LISTED: TurnFormat = TurnFormat {
     name: "jamba",
     aliases: &["hunyuan_a13b"],
@@ -147,11 +147,12 @@ const FUNCTION_GEMMA: TurnFormat = TurnFormat {
     ids: CallIds::Random,
 };
 
-/// Signs of templates whose calls look like those of a format and are others: Cohere's, functionary's, `MiniMax` M3's.
+/// Signs of templates with calls that look like those of a known format but differ: Cohere's, functionary's, `MiniMax`
+/// M3's.
 const FOREIGN_SIGNS: &[&str] =
     &["\"tool_name\": ", "<function=example_function_name>{", "<atem:invoke", "ns_token ~ '<tool_call>'"];
 
-/// The first whose sign a template has is the template's: those with signs of their own come first.
+/// A template has the first format whose sign it contains; formats with specific signs come first.
 const FORMATS: &[TurnFormat] = &[
     TurnFormat {
         name: "deepseek_v3",
@@ -284,7 +285,7 @@ const FORMATS: &[TurnFormat] = &[
         written: Written { before: "<function_calls>", between: "\n", behind: "</function_calls>" },
         ..PYTHONIC
     },
-    // gpt-oss: a message for each call, in a channel that says whom it is for.
+    // gpt-oss: a message for each call, in a channel that names the recipient.
     TurnFormat {
         name: "openai",
         aliases: &["openai_gptoss"],
@@ -379,7 +380,7 @@ const FORMATS: &[TurnFormat] = &[
         written: Written { before: "functools[", between: ", ", behind: "]" },
         ..LISTED
     },
-    // Its newer templates write each call behind a marker of its own; what is read is the same.
+    // Newer templates of the family put a marker before each call; parsing is the same.
     TurnFormat {
         name: "mistral_args",
         signs: &["[ARGS]"],
@@ -390,7 +391,7 @@ const FORMATS: &[TurnFormat] = &[
     MISTRAL,
     HERMES,
     PYTHONIC,
-    // By its flag alone: templates of the family show either of its formats.
+    // Chosen by the flag only, because templates of the family mention both of its formats.
     TurnFormat {
         name: "llama4_pythonic",
         aliases: &[],
@@ -416,7 +417,7 @@ const FORMATS: &[TurnFormat] = &[
 ];
 
 impl TurnFormat {
-    /// All of them.
+    /// All formats.
     #[must_use]
     pub fn all() -> &'static [Self] {
         FORMATS
@@ -428,7 +429,7 @@ impl TurnFormat {
         FORMATS.iter().find(|format| format.name == name || format.aliases.contains(&name))
     }
 
-    /// The format in which a chat template writes calls; none if it knows of no tools.
+    /// The format in which a chat template writes calls; `None` if it does not mention tools.
     #[must_use]
     pub fn of_template(template: &str) -> Option<&'static Self> {
         if !template.contains("tools") && !template.contains("tool_calls") {
@@ -440,12 +441,12 @@ impl TurnFormat {
         FORMATS.iter().find(|format| format.signs.iter().any(|sign| template.contains(sign)))
     }
 
-    /// What may stand behind a call.
+    /// The texts that may follow a call.
     pub(super) fn literals(&self) -> impl Iterator<Item = &'static str> {
         [self.ends, self.closers, self.open, self.separators].into_iter().flatten().copied()
     }
 
-    /// Texts that may be tokens of their own, which are not text to a grammar.
+    /// Texts that may be single tokens, which a grammar does not treat as text.
     pub fn markers(&self) -> impl Iterator<Item = &'static str> {
         let inner = match self.syntax {
             CallSyntax::Named { separator, writes_objects: false } | CallSyntax::Numbered { separator } => {

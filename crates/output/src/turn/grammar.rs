@@ -1,4 +1,4 @@
-//! A format as a grammar (Lark) that calls obey; the parser reads back what it accepts.
+//! Formats as grammars (Lark) that calls obey; the parser can read everything that they accept.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use super::format::{CallSyntax, Elements, TurnFormat};
 use super::reasoning::ReasoningFormat;
 use super::tool::{Tool, is_text};
 
-/// Why a tool's arguments cannot be held to their schema in a format.
+/// Why a format cannot make a tool's arguments obey their schema.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the tool {tool:?} cannot be enforced with the format {format}: {what}")]
 pub struct GrammarRefusal {
@@ -18,66 +18,66 @@ pub struct GrammarRefusal {
     what: String,
 }
 
-/// What may stand before calls.
+/// What may precede the calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Thinking {
     /// Nothing.
     #[default]
     None,
-    /// Thoughts, with the marker that begins them.
+    /// Reasoning, beginning with its marker.
     MayBegin(&'static ReasoningFormat),
-    /// The rest of thoughts that the prompt began.
+    /// The rest of reasoning that the prompt began.
     HasBegun(&'static ReasoningFormat),
 }
 
-/// What a turn with calls may be.
+/// What a turn with calls may look like.
 #[derive(Debug, Clone)]
 pub struct CallGrammar<'a> {
     /// How calls are written.
     pub format: &'static TurnFormat,
-    /// Tools that may be called.
+    /// The tools that may be called.
     pub tools: Vec<&'a Tool>,
-    /// More than one call.
+    /// Whether there may be more than one call.
     pub is_parallel: bool,
-    /// Before them.
+    /// What may precede them.
     pub thinking: Thinking,
-    /// Markers that are one token each, and so not text.
+    /// Markers that are one token each, and therefore not text.
     pub ids: &'a HashMap<String, u32>,
 }
 
-/// JSON as models write it in calls: one space at most behind a comma or a colon.
+/// JSON as models write it in calls: at most one space after a comma or a colon.
 const JSON_STYLE: [(&str, &str); 2] = [("item_separator", ", ?"), ("key_separator", ": ?")];
 
 impl CallGrammar<'_> {
-    /// A turn of one call or more.
+    /// A grammar for one or more calls.
     ///
     /// # Errors
-    /// The schema of a tool says what the format cannot be held to.
+    /// The format cannot express the schema of a tool.
     pub fn of_calls(&self) -> Result<String, GrammarRefusal> {
         self.write("calls", self.format.written.before, |_| true)
     }
 
-    /// A turn of calls, or of JSON of a schema instead.
+    /// A grammar for calls, or for JSON of a schema instead.
     ///
     /// # Errors
-    /// As [`Self::of_calls`].
+    /// See [`Self::of_calls`].
     pub fn of_calls_or_json(&self, schema: &Map<String, Value>) -> Result<String, GrammarRefusal> {
         let mut lark = self.write("(calls | answer)", self.format.written.before, |tool| tool.strict)?;
         line(&mut lark, "answer", &json_rule(schema.clone()));
         Ok(lark)
     }
 
-    /// A turn of text and calls, of which those of strict tools obey their schemas, and with `all_obey` those of the
-    /// others too; none where calls have no marker that tells them from text.
+    /// A grammar for text and calls, in which the calls of strict tools obey their schemas; with `all_obey`, those of
+    /// other tools do too. `None` if the format has no marker that tells calls from text.
     ///
     /// # Errors
-    /// As [`Self::of_calls`].
+    /// See [`Self::of_calls`].
     pub fn of_text_and_calls(&self, all_obey: bool) -> Result<Option<String>, GrammarRefusal> {
         let Some(open) = self.format.open.first().filter(|_| self.format.bare.is_none()) else {
             return Ok(None);
         };
         let body = if self.is_parallel { "(text calls)* tail" } else { "(text calls)? tail" };
-        // The marker ends the text before it, so calls begin behind it.
+        // The marker ends the text before the calls, so they begin after it.
         let before = self.format.written.before.strip_prefix(open).unwrap_or_default();
         let mut lark = self.write(body, before, |tool| tool.strict || all_obey)?;
         let marker = self.literal(open);
@@ -229,7 +229,7 @@ impl CallGrammar<'_> {
         Ok(())
     }
 
-    /// A text and what ends it.
+    /// Write a text value and what ends it.
     fn write_text_value(
         &self,
         rule: &str,
@@ -263,7 +263,7 @@ impl CallGrammar<'_> {
         let terminal = rule.to_uppercase();
         let _ = writeln!(lark, "{rule}[suffix={}]: {terminal}", quoted(close));
         if self.ids.contains_key(close) {
-            // A token, which texts do not have in them.
+            // The end is a token, which text cannot contain.
             line(lark, rule, &format!("{terminal} {}", self.literal(close)));
             line(lark, &terminal, &format!("/(?s:.{{{least},{most}}})/"));
             return Ok(());
@@ -274,7 +274,7 @@ impl CallGrammar<'_> {
         Ok(())
     }
 
-    /// Arguments one behind another, each with its name.
+    /// Write arguments one after another, each with its name.
     fn write_literals(
         &self,
         rule: &str,
@@ -312,7 +312,7 @@ impl CallGrammar<'_> {
             if style.quote.is_none() {
                 line(lark, &format!("{value}_value"), &literal);
             }
-            // What may follow once something stands before it.
+            // What may follow after at least one argument.
             let rest = format!("{rule}_{}_rest", index + 1);
             let more = format!(
                 "({} {value}){} {rest}",
@@ -334,7 +334,7 @@ impl CallGrammar<'_> {
         Ok(())
     }
 
-    /// A value in braces' syntax: texts between marks, all else as JSON, lists of these.
+    /// Write a value in the braces notation: strings between marks, everything else as JSON, and lists of these.
     fn write_braced(
         &self,
         rule: &str,
@@ -464,7 +464,7 @@ impl CallGrammar<'_> {
         Ok(parameters)
     }
 
-    /// A part of a tool's schema that stands by itself: with the definitions that it refers to.
+    /// A part of a tool's schema, together with the definitions that it refers to.
     fn subschema(&self, tool: &Tool, schema: &Value) -> Result<Map<String, Value>, GrammarRefusal> {
         let mut schema = schema.as_object().cloned().unwrap_or_default();
         for key in ["$defs", "definitions"] {
@@ -482,7 +482,7 @@ impl CallGrammar<'_> {
         GrammarRefusal { tool: tool.name.clone(), format: self.format.name, what }
     }
 
-    /// A text of the format, in which markers that are tokens stand as such.
+    /// A text of the format, in which markers that are tokens are written as tokens.
     fn literal(&self, text: &str) -> String {
         let mut parts = Vec::new();
         let mut rest = text;
@@ -505,14 +505,14 @@ impl CallGrammar<'_> {
     }
 }
 
-/// How arguments with names are written.
+/// How named arguments are written.
 struct Literals {
     before: &'static str,
     open: &'static str,
     equals: &'static str,
     comma: &'static str,
     close: &'static str,
-    /// Around texts; none: as JSON has it.
+    /// Quotes around strings; `None`: as in JSON.
     quote: Option<&'static str>,
 }
 
@@ -523,7 +523,7 @@ fn braces(quote: &'static str) -> Literals {
     Literals { before: "call:", open: "{", equals: ":", comma: ",", close: "}", quote: Some(quote) }
 }
 
-/// Most lists around a value in braces.
+/// Most nested lists around a value in braces.
 const MAX_BRACED_DEPTH: u32 = 8;
 
 struct Parameter {
@@ -532,7 +532,7 @@ struct Parameter {
     is_required: bool,
 }
 
-/// A reference that leads elsewhere than to a definition.
+/// A reference to something other than a definition.
 fn stray_reference(schema: &Value) -> Option<&str> {
     match schema {
         Value::Object(members) => members.iter().find_map(|(key, value)| match value {
@@ -546,7 +546,7 @@ fn stray_reference(schema: &Value) -> Option<&str> {
     }
 }
 
-/// What stands between the name of an argument and its value.
+/// The text between an argument's name and its value.
 fn value_opening(elements: &Elements) -> String {
     match (elements.value[0], elements.has_breaks) {
         ("", true) => format!("{}\n", elements.key[1]),
@@ -559,12 +559,12 @@ fn line(lark: &mut String, rule: &str, body: &str) {
     let _ = writeln!(lark, "{rule}: {body}");
 }
 
-/// A text as a literal of Lark.
+/// A text as a Lark literal.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// A text within a regular expression of Lark.
+/// A text escaped for a regular expression of Lark.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for char in text.chars() {
@@ -576,7 +576,7 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// JSON of a schema, with our options in the place of any that stood there.
+/// JSON of a schema, in which our options replace those given.
 fn json_rule(mut schema: Map<String, Value>) -> String {
     let style = JSON_STYLE.iter().map(|(name, separator)| ((*name).to_owned(), json!(separator)));
     let mut options: Map<String, Value> = style.collect();

@@ -1,4 +1,4 @@
-//! The head of a call: from its beginning to where its arguments begin.
+//! The head of a call: from its beginning to the beginning of its arguments.
 
 use super::arguments::{Arguments, JsonArguments};
 use super::brace_values::BraceValues;
@@ -7,32 +7,32 @@ use super::json_span::{JsonSpan, Span};
 use super::python_values::PythonValues;
 use super::xml_values::XmlValues;
 
-/// Most bytes of a head, arguments that stand before their name among them. What is longer is content.
+/// Most bytes of a head, including arguments that precede their name. A longer text is content.
 pub(super) const MAX_HEAD_BYTES: usize = 16 << 10;
 /// Most bytes of the name of a tool.
 const MAX_NAME_BYTES: usize = 256;
-/// Most bytes between the name of a tool and what separates it from its arguments.
+/// Most bytes between the name of a tool and the separator before its arguments.
 const MAX_WORDS_BYTES: usize = 256;
 
-/// What a text that a call may begin with is.
+/// The result of reading a text that may begin a call.
 #[derive(Debug)]
 pub(super) enum Head {
-    /// More text decides.
+    /// More text is needed.
     Undecided,
-    /// No head: so many bytes of it are content, the rest has not been looked at.
+    /// Not a head: this many bytes are content, and the rest was not looked at.
     Wrong(usize),
     /// A call.
     Call {
-        /// Of the tool.
+        /// Name of the tool.
         name: String,
-        /// Bytes of the text that the head has.
+        /// Bytes of the head.
         len: usize,
-        /// Reads what follows.
+        /// Reads the arguments that follow.
         arguments: Arguments,
     },
 }
 
-/// Read a head. `is_bare`: no marker stands before it, so it must look like a call in full. `may_list`: a list of calls may
+/// Read a head. `is_bare`: it has no marker, so it must look like a call completely. `may_list`: a list of calls may
 /// begin here.
 pub(super) fn read_head(syntax: CallSyntax, text: &str, is_bare: bool, may_list: bool) -> Head {
     let mut cursor = Cursor { text, at: 0 };
@@ -74,7 +74,7 @@ impl<'a> Cursor<'a> {
         self.at = self.text.len() - self.rest().trim_start().len();
     }
 
-    /// The next character, once whitespace is passed.
+    /// The next character after whitespace.
     fn peek(&mut self) -> Read<char> {
         self.skip_space();
         self.rest().chars().next().ok_or(Stop::Undecided)
@@ -92,7 +92,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Characters of a name that tools may have; at least one, and something else behind it.
+    /// Read a tool's name: at least one character, and something else after it.
     fn name(&mut self) -> Read<String> {
         let is_part =
             |char: char| char.is_ascii_alphanumeric() || matches!(char, '_' | '-' | '.' | '/' | ':');
@@ -217,7 +217,7 @@ impl<'a> Cursor<'a> {
         let name = self.name()?;
         self.expect(behind)?;
         if behind.is_empty() {
-            // Not a word of a text: an argument, or the end.
+            // Must be an argument or the end, not a word of a text.
             let at = self.at;
             self.peek()?;
             match self.expect(elements.key[0]) {
@@ -238,7 +238,7 @@ impl<'a> Cursor<'a> {
         Ok((name, Arguments::Braces(BraceValues::new(quote))))
     }
 
-    /// Between name and arguments stand words about the message, in one line.
+    /// Read a call with words about the message between name and arguments, in one line.
     fn channel(&mut self, separator: &str) -> Read<(String, Arguments)> {
         let name = self.name()?;
         let rest = self.rest();
@@ -267,7 +267,7 @@ impl<'a> Cursor<'a> {
         self.expect("(")?;
         let arguments = self.at;
         if self.peek()? != ')' {
-            // An argument with its name: not a remark in brackets.
+            // An argument with its name, not a remark in brackets.
             self.name()?;
             self.peek()?;
             self.expect("=")?;

@@ -1,17 +1,17 @@
-//! Where a JSON value ends, found while it comes; each byte is looked at once.
+//! Finds where a JSON value ends while it arrives; looks at each byte once.
 
-/// How far a value is.
+/// The state of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Span {
-    /// It goes on behind the text.
+    /// It continues after the text.
     Open,
     /// It ends before this byte of the text.
     Ends(usize),
-    /// What stands at this byte of the text cannot be in JSON.
+    /// This byte of the text is not valid JSON.
     Breaks(usize),
 }
 
-/// Follows one value from its first byte on; brackets are counted, not matched.
+/// Follows one value from its first byte on; counts brackets but does not match their kinds.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct JsonSpan {
     depth: u32,
@@ -21,12 +21,12 @@ pub(super) struct JsonSpan {
 }
 
 impl JsonSpan {
-    /// A span that is within this many brackets already.
+    /// Start within this many open brackets.
     pub(super) fn within(depth: u32) -> Self {
         Self { depth, ..Self::default() }
     }
 
-    /// Take more of the value.
+    /// Read more of the value.
     pub(super) fn scan(&mut self, text: &str) -> Span {
         for (at, byte) in text.bytes().enumerate() {
             if self.in_text {

@@ -1,44 +1,44 @@
-//! What notations of arguments have in common: `Arguments` that become the members of a JSON object one by one, and
-//! values within values.
+//! The common part of several notations: collects arguments as members of a JSON object, and reads nested values.
 
 use std::borrow::Cow;
 
 use serde_json::Value;
 
-/// Most brackets around a part of a value.
+/// Most nested brackets in a value.
 const MAX_DEPTH: u32 = 64;
 
-/// Arguments on their way into a JSON object, each written when it is whole.
+/// Arguments on their way into a JSON object; each is written when it is whole.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Members {
     has_begun: bool,
     num_values: u32,
-    /// What is there of an argument: its name, what stands behind it, and its value.
+    /// The current argument so far: its name, the separator and its value.
     argument: String,
 }
 
-/// A name without a value is an empty one.
+/// An argument without a value has an empty one.
 type NameAndValue<'a> = Option<(&'a str, &'a str)>;
 
 impl Members {
-    /// The object begins, with the first text of its arguments.
+    /// Begin the object, at the first text of its arguments.
     pub(super) fn begin(&mut self, out: &mut String) {
         if !std::mem::replace(&mut self.has_begun, true) {
             out.push('{');
         }
     }
 
-    /// More of the argument.
+    /// Append to the current argument.
     pub(super) fn push(&mut self, char: char) {
         self.argument.push(char);
     }
 
-    /// More of the argument.
+    /// Append to the current argument.
     pub(super) fn push_str(&mut self, text: &str) {
         self.argument.push_str(text);
     }
 
-    /// The argument is whole: `split` takes it apart, and `json_of` makes JSON of its value; anything else is a text.
+    /// End the current argument: `split` separates name and value, and `json_of` turns the value into JSON; if it
+    /// cannot, the value is a string.
     pub(super) fn end_argument(
         &mut self,
         split: impl FnOnce(&str) -> NameAndValue<'_>,
@@ -64,25 +64,25 @@ impl Members {
     }
 }
 
-/// What reads the values of a notation.
+/// Reads the values of a notation.
 pub(super) trait Notation {
-    /// Take a character, behind whitespace, if it is the next.
+    /// If the next character after whitespace is `wanted`, take it.
     fn take(&mut self, wanted: char) -> bool;
 
-    /// Whether a character, behind whitespace, is the next.
+    /// Whether the next character after whitespace is `wanted`.
     fn is_next(&self, wanted: char) -> bool;
 
-    /// Read a value and write it as JSON; none if it is none.
+    /// Read a value and write it as JSON; `None` if there is no value.
     fn value(&mut self, out: &mut String) -> Option<()>;
 
     /// The name of a member of an object.
     fn name(&mut self) -> Option<Cow<'_, str>>;
 
-    /// Brackets around what comes.
+    /// Number of brackets around the next value.
     fn depth(&mut self) -> &mut u32;
 }
 
-/// Write the rest of a list or an object, behind the bracket that begins it; `end` ends it in the notation.
+/// Write the rest of a list or an object, after its opening bracket; `end` closes it in this notation.
 pub(super) fn write_nested(
     notation: &mut impl Notation,
     is_object: bool,
@@ -115,7 +115,7 @@ pub(super) fn write_nested(
     Some(())
 }
 
-/// JSON's own words, and numbers as they stand.
+/// Write a JSON keyword or a number unchanged.
 pub(super) fn write_word(word: &str, out: &mut String) -> Option<()> {
     out.push_str(match word {
         "true" | "True" => "true",

@@ -1,4 +1,4 @@
-//! Reads a turn while it comes.
+//! Parses a turn while it arrives.
 
 use std::sync::Arc;
 
@@ -12,24 +12,24 @@ use super::progress::Progress;
 use super::reasoning::ReasoningFormat;
 use super::tool::Tool;
 
-/// Splits the text of one turn into what is said, thought and called. The same events come of the same text, joined,
-/// however it is cut into pieces.
+/// Splits the text of one turn into content, reasoning and calls. However the text is cut into pieces, the joined
+/// events are the same.
 #[derive(Debug, Clone)]
 pub struct TurnParser {
     format: Option<&'static TurnFormat>,
     reasoning: Option<&'static ReasoningFormat>,
     tools: Arc<[Tool]>,
-    /// Finds what begins a call (first), stands around what is said (next), or begins thoughts (last).
+    /// Finds what begins a call (first), what surrounds content (next), and what begins reasoning (last).
     markers: Option<AhoCorasick>,
     marker_texts: Vec<&'static str>,
     state: State,
     /// Text that is not decided yet.
     held: String,
-    /// Whitespace behind content, or before any: dropped if a call comes.
+    /// Whitespace after content, or before any content: dropped if a call follows.
     space: String,
-    /// Nothing but whitespace and thoughts came yet.
+    /// Whether only whitespace and reasoning came so far.
     is_first: bool,
-    /// Thoughts come before the answer or not at all; a marker behind them is text.
+    /// Reasoning comes before the answer or not at all; a later marker is text.
     thinks_once: bool,
     may_think: bool,
     num_calls: u32,
@@ -39,13 +39,13 @@ pub struct TurnParser {
 #[derive(Debug, Clone)]
 enum State {
     Content,
-    /// Whether anything was thought yet; line breaks before that are dropped.
+    /// Whether there was any reasoning yet; line breaks before it are dropped.
     Reasoning {
         has_text: bool,
     },
-    /// Line breaks behind thoughts are dropped.
+    /// Line breaks after reasoning are dropped.
     BehindReasoning,
-    /// Bytes of the marker that `held` begins with. Whether a list may begin behind it.
+    /// Bytes of the marker at the beginning of `held`, and whether a list may begin after it.
     Head {
         marker_len: usize,
         may_list: bool,
@@ -54,7 +54,7 @@ enum State {
         reader: Arguments,
         tool: Option<usize>,
     },
-    /// Behind a call; whether its group may go on without a marker.
+    /// After a call; whether its group may continue without a marker.
     Between {
         may_go_on: bool,
     },
@@ -67,9 +67,9 @@ enum Step {
 }
 
 impl TurnParser {
-    /// A parser at the beginning of a turn.
+    /// Make a parser for the beginning of a turn.
     ///
-    /// `format`: calls are looked for. `reasoning`: so are thoughts, within which the turn begins if `begins_within`.
+    /// `format`: look for calls. `reasoning`: look for reasoning; the turn begins within it if `begins_within`.
     #[must_use]
     pub fn new(
         format: Option<&'static TurnFormat>,
@@ -99,14 +99,14 @@ impl TurnParser {
         }
     }
 
-    /// Read an answer that has thoughts at its beginning or nowhere: what looks like their marker later is text.
+    /// Expect reasoning only at the beginning of an answer: later, what looks like its marker is text.
     #[must_use]
     pub fn thinking_once(mut self) -> Self {
         self.thinks_once = true;
         self
     }
 
-    /// Take more text; what became certain of it.
+    /// Take more text; returns the events that have become certain.
     pub fn push(&mut self, text: &str) -> Vec<TurnEvent> {
         self.held.push_str(text);
         let mut at = 0;
@@ -117,12 +117,12 @@ impl TurnParser {
         std::mem::take(&mut self.events)
     }
 
-    /// The text has ended; what was held back.
+    /// The text has ended: returns the events of what was held back.
     pub fn finish(&mut self) -> Vec<TurnEvent> {
         let rest = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.state, State::Content) {
             State::Content | State::Head { .. } | State::BehindReasoning => {
-                // A line break that was dropped, or would have been before a call, is all there may be.
+                // All that is left may be a line break that was dropped, or would have been dropped before a call.
                 let rest = std::mem::take(&mut self.space) + &rest;
                 self.emit(TurnEvent::Content, &rest);
             }
@@ -137,7 +137,7 @@ impl TurnParser {
         std::mem::take(&mut self.events)
     }
 
-    /// Whether what comes now is thought.
+    /// Whether the next text is reasoning.
     #[must_use]
     pub fn is_reasoning(&self) -> bool {
         matches!(self.state, State::Reasoning { .. })
@@ -213,7 +213,7 @@ impl TurnParser {
 
     fn step_reasoning(&mut self, rest: &str, at: &mut usize, has_text: bool) -> Step {
         let close = self.reasoning.map_or("", |reasoning| reasoning.close);
-        // Where calls are looked for, one may begin before thoughts have ended.
+        // Where calls are looked for, one may begin before the reasoning has ended.
         let also = self.reasoning.and_then(|reasoning| reasoning.also_ends).filter(|_| self.format.is_some());
         let text = if has_text { rest } else { rest.trim_start_matches('\n') };
         *at += rest.len() - text.len();
@@ -301,7 +301,7 @@ impl TurnParser {
             return Step::On;
         }
         if may_go_on && let Some(separator) = begins(format.separators) {
-            // What follows decides whether it is one.
+            // What follows decides whether it is a separator.
             let next = text[separator.len()..].trim_start();
             if next.is_empty() {
                 return Step::NeedsMore;
@@ -319,7 +319,7 @@ impl TurnParser {
         Step::On
     }
 
-    /// Content, of which whitespace at the end waits.
+    /// Emit content; whitespace at its end waits.
     fn say(&mut self, text: &str) {
         let said = text.trim_end();
         if !said.is_empty() {

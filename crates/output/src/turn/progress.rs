@@ -1,10 +1,10 @@
-//! How far arguments are.
+//! How far arguments have been read.
 
-/// How far arguments are, and how many bytes of the text they have taken.
+/// How far arguments have been read, and how many bytes of the text they have taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// They go on; bytes that are not taken are to come again, with more behind them.
+    /// They continue. The bytes that were not taken must be passed again, with more after them.
     Open(usize),
-    /// They are whole.
+    /// They are complete.
     Done(usize),
 }

@@ -1,4 +1,4 @@
-//! Arguments as Python's literals: `k='text', n=1)`.
+//! Arguments as Python literals: `k='text', n=1)`.
 
 use std::borrow::Cow;
 
@@ -54,7 +54,7 @@ impl PythonValues {
     }
 }
 
-/// A literal as JSON text; none if it is none. JSON's own words are taken as well.
+/// A literal as JSON text; `None` if it is not a literal. JSON's keywords are accepted too.
 fn json_of(literal: &str) -> Option<String> {
     let mut reader = Literal { rest: literal, depth: 0 };
     let mut out = String::new();

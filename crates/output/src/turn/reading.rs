@@ -1,4 +1,4 @@
-//! How the answers of one request are read.
+//! How the answers of one request are parsed.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::parser::TurnParser;
 use super::reasoning::ReasoningFormat;
 use super::tool::Tool;
 
-/// What all answers of a request have in common; each gets a parser of its own.
+/// What all answers of a request have in common; each answer gets a parser of its own.
 #[derive(Debug, Clone)]
 pub struct TurnReading {
     parser: TurnParser,
@@ -17,9 +17,9 @@ pub struct TurnReading {
 }
 
 impl TurnReading {
-    /// Answers of which all calls and thoughts are passed on.
+    /// Pass on all calls and all reasoning of the answers.
     ///
-    /// `format`: calls are looked for. `reasoning`: so are thoughts, within which an answer begins if `begins_within`.
+    /// `format`: look for calls. `reasoning`: look for reasoning; an answer begins within it if `begins_within`.
     #[must_use]
     pub fn new(
         format: Option<&'static TurnFormat>,
@@ -35,28 +35,28 @@ impl TurnReading {
         }
     }
 
-    /// Read answers that have thoughts at their beginning or nowhere: what looks like their marker later is text.
+    /// Expect reasoning only at the beginning of an answer: later, what looks like its marker is text.
     #[must_use]
     pub fn thinking_once(mut self) -> Self {
         self.parser = self.parser.thinking_once();
         self
     }
 
-    /// Pass on the first call alone, and nothing behind it.
+    /// Pass on only the first call, and nothing after it.
     #[must_use]
     pub fn with_one_call(mut self) -> Self {
         self.is_parallel = false;
         self
     }
 
-    /// Pass on thoughts in each of these fields; in none, not at all.
+    /// Pass on reasoning in each of these fields; without any, drop it.
     #[must_use]
     pub fn with_reasoning_in(mut self, fields: Vec<String>) -> Self {
         self.reasoning_fields = fields;
         self
     }
 
-    /// What reads one answer from its beginning.
+    /// Make a parser for one answer.
     #[must_use]
     pub fn parser(&self) -> TurnParser {
         self.parser.clone()

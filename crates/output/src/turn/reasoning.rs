@@ -1,21 +1,21 @@
-//! The marks in which models write thoughts, one row each.
+//! The markers around the reasoning of models, one row each.
 
-/// How a model marks its thoughts.
+/// How a model marks its reasoning.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ReasoningFormat {
-    /// What `--reasoning-parser` calls it.
+    /// Its name for `--reasoning-parser`.
     pub name: &'static str,
     /// Other names for it.
     pub aliases: &'static [&'static str],
-    /// Begins them.
+    /// Begins the reasoning.
     pub open: &'static str,
-    /// Ends them.
+    /// Ends the reasoning.
     pub close: &'static str,
-    /// Ends them too, and belongs to what follows: calls may begin within thoughts.
+    /// Ends it too, and belongs to what follows: a call may begin within the reasoning.
     pub also_ends: Option<&'static str>,
-    /// Only a template that has this as well marks its thoughts so.
+    /// Only a template that also contains this marks its reasoning like this.
     sign: Option<&'static str>,
-    /// An answer begins within them wherever the prompt does not say otherwise.
+    /// Whether an answer begins within reasoning unless the prompt says otherwise.
     pub begins_inside: bool,
 }
 
@@ -60,7 +60,7 @@ const REASONING: &[ReasoningFormat] = &[
 ];
 
 impl ReasoningFormat {
-    /// All of them.
+    /// All formats.
     #[must_use]
     pub fn all() -> &'static [Self] {
         REASONING
@@ -72,14 +72,14 @@ impl ReasoningFormat {
         REASONING.iter().find(|format| format.name == name || format.aliases.contains(&name))
     }
 
-    /// The format in which a chat template marks thoughts; none if it does not.
+    /// The format in which a chat template marks reasoning; `None` if it does not.
     #[must_use]
     pub fn of_template(template: &str) -> Option<&'static Self> {
         let has = |text: &str| template.contains(text);
         REASONING.iter().find(|format| has(format.close) && format.sign.is_none_or(has))
     }
 
-    /// Whether an answer to this prompt begins within thoughts: its last marker decides.
+    /// Whether an answer to this prompt begins within reasoning; the prompt's last marker decides.
     #[must_use]
     pub fn begins_within(&self, prompt: &str) -> bool {
         match (prompt.rfind(self.open), prompt.rfind(self.close)) {

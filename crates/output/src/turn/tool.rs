@@ -5,36 +5,36 @@ use serde_json::{Map, Value};
 /// A function with the schema of its arguments.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tool {
-    /// How it is called.
+    /// Its name.
     pub name: String,
-    /// The keywords of the schema of its arguments, which is that of an object.
+    /// The keywords of the schema of its arguments, which describes an object.
     pub parameters: Map<String, Value>,
-    /// Its arguments obey the schema whenever it is called.
+    /// Whether its arguments must obey the schema in every call.
     pub strict: bool,
 }
 
 impl Tool {
-    /// Parameters from the JSON text of a schema.
+    /// Parse a schema for `parameters`.
     ///
     /// # Errors
-    /// It is not the JSON of an object.
+    /// The text is not a JSON object.
     pub fn read_parameters(text: &str) -> Result<Map<String, Value>, String> {
         serde_json::from_str(text).map_err(|error| error.to_string())
     }
 
-    /// The part of the schema of all arguments that a JSON pointer leads to.
+    /// The part of the schema of all arguments at a JSON pointer.
     pub(super) fn whole(&self, pointer: &str) -> Option<&Value> {
         let (first, rest) = pointer.strip_prefix('/')?.split_once('/')?;
         self.parameters.get(first)?.pointer(&format!("/{rest}"))
     }
 
-    /// The schema of an argument; none if the tool does not describe it.
+    /// The schema of an argument; `None` if the tool does not describe it.
     pub(super) fn parameter(&self, name: &str) -> Option<&Value> {
         self.parameters.get("properties")?.get(name)
     }
 }
 
-/// Whether a schema is for texts alone, which formats that mark their texts do not write as JSON.
+/// Whether a schema allows only strings; formats that mark strings do not write them as JSON.
 pub(super) fn is_text(schema: &Value) -> bool {
     schema.get("type").and_then(Value::as_str) == Some("string")
         || schema.get("type").is_none()
@@ -45,7 +45,7 @@ pub(super) fn is_text(schema: &Value) -> bool {
                     .is_some_and(|of| !of.is_empty() && of.iter().all(Value::is_string)))
 }
 
-/// Whether a value is of the types that a schema names; true where it names none.
+/// Whether a value has one of the types that a schema names; true if it names none.
 fn has_type(schema: &Value, value: &Value) -> bool {
     let is = |name: &Value| match name.as_str() {
         Some("string") => value.is_string(),
@@ -66,8 +66,8 @@ fn has_type(schema: &Value, value: &Value) -> bool {
     }
 }
 
-/// An argument that was written as bare text, as JSON: the value that it spells if the schema takes one like it, else the
-/// text.
+/// Turn an argument written as bare text into JSON: the value that it spells if the schema accepts such a value, else
+/// the text as a string.
 pub(super) fn typed(schema: Option<&Value>, text: &str) -> String {
     let spelled = match text.trim() {
         "True" => "true",
@@ -79,6 +79,6 @@ pub(super) fn typed(schema: Option<&Value>, text: &str) -> String {
         let value: Value = serde_json::from_str(spelled).ok()?;
         (!is_text(schema) && has_type(schema, &value)).then_some(value)
     });
-    // As written, where it can be: a number keeps its digits.
+    // Unchanged if possible, so that a number keeps its digits.
     if value.is_some() { spelled.to_owned() } else { Value::from(text).to_string() }
 }

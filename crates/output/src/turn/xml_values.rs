@@ -1,4 +1,4 @@
-//! Arguments as elements: `<parameter=k>` value `</parameter>` each, then `</function>`, or in tags like these.
+//! Arguments as elements: `<parameter=k>` value `</parameter>` each, then `</function>`, or in similar tags.
 
 use serde_json::Value;
 
@@ -9,7 +9,8 @@ use super::tool::{Tool, is_text, typed};
 /// Most bytes of the name of an argument.
 const MAX_KEY_BYTES: usize = 4096;
 
-/// Reads them into the members of a JSON object. Texts pass as they come; values of other types when they are whole.
+/// Reads them into the members of a JSON object. Strings are passed on as they arrive; other values when they are
+/// whole.
 #[derive(Debug, Clone)]
 pub(super) struct XmlValues {
     elements: &'static Elements,
@@ -22,11 +23,11 @@ pub(super) struct XmlValues {
 struct OpenValue {
     key: String,
     is_text: bool,
-    /// It is JSON, whatever the schema says.
+    /// Whether the value is JSON, whatever the schema says.
     is_json: bool,
-    /// The tag before it is passed, and the line break behind that, if there was one.
+    /// Whether the opening tag was read, including the line break after it, if any.
     is_inside: bool,
-    /// The part read so far of a value that is not text.
+    /// What was read so far of a value that is not a string.
     text: String,
 }
 
@@ -108,7 +109,7 @@ impl XmlValues {
         });
     }
 
-    /// Read on within a value: the bytes taken, and whether it is whole.
+    /// Continue to read a value; returns the bytes taken and whether it is whole.
     fn read_value(&mut self, rest: &str, tool: Option<&Tool>, out: &mut String) -> (usize, bool) {
         let Some(value) = &mut self.value else { return (0, true) };
         let Elements { value: [open, close], has_breaks, .. } = *self.elements;
@@ -154,15 +155,16 @@ impl XmlValues {
     }
 }
 
-/// How many bytes at the end of a value may belong to what ends it: a line break, and the beginning of a tag.
+/// How many bytes at the end of a value may belong to its end: a line break, and the beginning of a tag.
 fn undecided(text: &str, close: &str, has_breaks: bool) -> usize {
-    // Bytes: a tag may have characters of several. What matches ends where the text does, so at a character.
+    // Compare bytes, because a tag may have characters of several bytes. A match ends where the text does, so at a
+    // character boundary.
     let (text_bytes, close) = (text.as_bytes(), close.as_bytes());
     let tag = (1..close.len()).rev().find(|&len| text_bytes.ends_with(&close[..len])).unwrap_or(0);
     tag + usize::from(has_breaks && text[..text.len() - tag].ends_with('\n'))
 }
 
-/// A text as a part of a JSON string, without its quotes.
+/// Append a text as a part of a JSON string, without its quotes.
 fn push_escaped(text: &str, out: &mut String) {
     let quoted = Value::from(text).to_string();
     out.push_str(&quoted[1..quoted.len() - 1]);
