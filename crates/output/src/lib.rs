@@ -4,9 +4,9 @@
 //! * [`TokenizerPool`]: the same for long texts, in threads of its own.
 //! * [`IncrementalDetokenizer`]: takes a token and returns the text that has become certain; constant work per token.
 //! * [`StopChecker`]: looks for stop strings in new text only, and holds back the longest possible partial match.
-//! * [`TurnParser`]: splits text into content, reasoning and tool calls, which [`TurnEvents`] renders as the events of a
+//! * [`TurnParser`]: splits text into content, reasoning and tool calls; [`TurnEvents`] renders them as the events of a
 //!   stream; [`CallGrammar`]: a grammar that tool calls obey.
-//! * [`OutputProcessor`]: detokenizer and stop strings for all requests of a front end, fed with the scheduler's records.
+//! * [`OutputProcessor`]: detokenizer and stop strings for all requests of a front end; reads the scheduler's records.
 //!
 //! Nothing here knows Python or touches the network, and no input makes it panic.
 

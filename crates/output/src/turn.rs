@@ -2,7 +2,8 @@
 //!
 //! * [`TurnFormat`], [`ReasoningFormat`]: how models write calls and reasoning, one row of a table each.
 //! * [`TurnReading`]: what the answers of a request have in common.
-//! * [`TurnParser`]: takes text in pieces of any size and gives [`TurnEvent`]s, whose joined text does not depend on the pieces.
+//! * [`TurnParser`]: takes text in pieces of any size and gives [`TurnEvent`]s, whose joined text does not depend on
+//!   the pieces.
 //! * [`CallGrammar`]: the same row as a grammar. The parser can read everything that it accepts.
 //!
 //! Nothing fails: what is not a call is content. At most these are held back: a marker, the head of a call, a value

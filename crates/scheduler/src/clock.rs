@@ -1,4 +1,4 @@
-//! The monotonic clock, with the epoch that Python's `time.monotonic` has.
+//! The monotonic clock, with the same epoch as Python's `time.monotonic`.
 
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 #[must_use]

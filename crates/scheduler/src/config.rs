@@ -1,4 +1,4 @@
-//! `SchedulerConfig`: the numbers that fix a scheduler, checked where they are built.
+//! `SchedulerConfig`: the fixed numbers of a scheduler, and their limits.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use drafting::{DrafterConfig, DrafterConfigError};
 use kvblocks::HashAlgorithm;
 use thiserror::Error;
 
-/// Order in which waiting requests are taken.
+/// The order in which waiting requests are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SchedulingPolicy {
     /// By arrival.
@@ -14,32 +14,32 @@ pub enum SchedulingPolicy {
     Fcfs,
     /// By `(priority, arrival)`; a lower value is more important.
     Priority,
-    /// By turns: tenants share the engine by their weights, in tokens, and the users of a tenant what it gets.
+    /// In turns: tenants share the engine's tokens by their weights, and the users of a tenant share what it gets.
     Fair,
 }
 
-/// How a request gives up its blocks when the pool is empty.
+/// How a request gives up its blocks if the pool is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PreemptionMode {
-    /// It forgets what was computed and computes it again.
+    /// Its KV is discarded and computed again later.
     #[default]
     Recompute,
-    /// Its blocks move to CPU memory and back; recompute when there is no room.
+    /// Its KV moves to CPU memory and back; it is recomputed if there is no room.
     Swap,
 }
 
 /// See the field docs; `check` holds the limits.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SchedulerConfig {
-    /// KV blocks, the null block included.
+    /// KV blocks, including the null block.
     pub num_blocks: u32,
     /// Tokens per block.
     pub block_size: u32,
-    /// Longest request, prompt and output together.
+    /// Most tokens of a request, prompt and output together.
     pub max_model_len: u32,
-    /// Running requests at most.
+    /// Most running requests.
     pub max_num_seqs: u32,
-    /// Tokens per step at most.
+    /// Most tokens per step.
     pub max_num_batched_tokens: u32,
     /// Whether equal prefixes share blocks.
     pub enable_prefix_caching: bool,
@@ -51,56 +51,57 @@ pub struct SchedulerConfig {
     pub scheduling_policy: SchedulingPolicy,
     /// Share of the blocks kept free when a waiting request is admitted while others run.
     pub watermark: f64,
-    /// Requests that may wait before `add_request` answers "full".
+    /// Requests that may wait before `add_request` refuses further ones.
     pub max_num_queued_reqs: u32,
-    /// Prompt tokens that may wait before `add_request` answers "full"; 0 = no limit. A request that is larger than
-    /// this alone is taken when no other request waits: otherwise its caller would get that answer for ever.
+    /// Prompt tokens that may wait before `add_request` refuses further requests; 0 = no limit. A request that alone
+    /// exceeds this is accepted if no other request waits; otherwise it would be refused forever.
     pub max_num_queued_tokens: u64,
-    /// How long a request may wait for its first step before it ends with an error; zero = as long as it takes.
+    /// How long a request may wait for its first step before it ends with an error; zero = no limit.
     pub queue_timeout: Duration,
-    /// Steps that may be scheduled and not updated; 1 = synchronous, 2 = the next step is scheduled while one runs.
+    /// Steps that may be scheduled before the first of them is updated; 1 = synchronous, 2 = the next step is scheduled
+    /// while one runs.
     pub max_steps_in_flight: u32,
-    /// Groups of layers that a step passes one after the other, each in a process of its own; 1 = one process runs all.
-    /// With more the running requests are spread over as many steps, so that each group has one to run, and a request
-    /// waits for its token before it is in another step.
+    /// Pipeline stages: groups of layers that a step passes one after the other, each in processes of its own; 1 = no
+    /// pipeline. With more, the running requests are distributed over as many steps, so that each stage has one to run.
+    /// A request then waits for its token before it is in another step.
     pub pipeline_stages: u32,
     /// Draft tokens per request and step; 0 = no speculation.
     pub num_speculative_tokens: u32,
-    /// Makes the drafts here; `None`: what runs the model does.
+    /// Makes drafts in the scheduler; `None`: the worker makes them, if there are any.
     pub drafter: Option<DrafterConfig>,
-    /// What becomes of a victim.
+    /// How a preempted request gives up its blocks.
     pub preemption_mode: PreemptionMode,
     /// Blocks in CPU memory for swapped requests.
     pub num_cpu_blocks: u32,
-    /// Steps for which a request that came back is spared while there is another victim.
+    /// Number of steps for which a request that came back is not preempted again while another request can be.
     pub preemption_immunity_steps: u32,
-    /// Waiting requests that may be tried behind one that does not fit; 0 = strictly in order.
+    /// Waiting requests that may be tried after one that does not fit; 0 = strictly in order.
     pub max_look_past: u32,
-    /// How often a request that does not fit may be passed.
+    /// How often a request that does not fit may be overtaken.
     pub max_times_passed: u32,
-    /// Different adapters among the running requests at most; 0 = no limit.
+    /// Most different adapters among the running requests; 0 = no limit.
     pub max_loras: u32,
-    /// The function under the hashes that name cached blocks.
+    /// The hash function of the hashes that name cached blocks.
     pub hash_algorithm: HashAlgorithm,
-    /// Whether times and sizes of requests and steps are counted, in histograms.
+    /// Whether times and sizes of requests and steps are collected in histograms.
     pub collect_metrics: bool,
 }
 
-/// Draft tokens per request and step at most.
+/// Largest `num_speculative_tokens`.
 pub const MAX_SPECULATIVE_TOKENS: u32 = 64;
 
 /// Longest `queue_timeout`: a year.
 pub const MAX_QUEUE_TIMEOUT: Duration = Duration::from_secs(365 * 86_400);
 
-/// A number outside its limits.
+/// A number is outside its limits.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[error("{name} must be {rule}, got {value}")]
 pub struct ConfigError {
-    /// Field.
+    /// The field.
     pub name: &'static str,
-    /// What it must be.
+    /// The rule for it.
     pub rule: String,
-    /// What it was.
+    /// Its value.
     pub value: String,
 }
 
@@ -149,25 +150,25 @@ impl SchedulerConfig {
         self.max_model_len.div_ceil(self.block_size)
     }
 
-    /// Blocks kept free at admission.
+    /// Blocks that admissions keep free.
     #[must_use]
     pub fn watermark_blocks(&self) -> u32 {
         (self.watermark * f64::from(self.num_blocks)) as u32
     }
 
-    /// Buffer sets that the steps in flight and the one being scheduled need.
+    /// Number of buffer sets for the steps in flight and the one being scheduled.
     #[must_use]
     pub fn num_buffer_sets(&self) -> usize {
         self.max_steps_in_flight as usize + 1
     }
 
-    /// Whether every sampled row is followed by drafts that the worker alone knows: steps overlap, and nothing makes
-    /// drafts here.
+    /// Whether each sampled row is followed by drafts that only the worker knows: steps overlap, and the scheduler
+    /// makes no drafts.
     pub(crate) fn makes_unknown_drafts(&self) -> bool {
         self.max_steps_in_flight > 1 && self.num_speculative_tokens > 0 && self.drafter.is_none()
     }
 
-    /// Whether a request whose token is being sampled waits for it.
+    /// Whether a request waits for a token that is being sampled before it is in another step.
     pub(crate) fn is_pipeline(&self) -> bool {
         self.pipeline_stages > 1
     }
@@ -190,7 +191,7 @@ impl SchedulerConfig {
         between("max_num_queued_reqs", self.max_num_queued_reqs, 1, 1 << 30)?;
         between("max_steps_in_flight", self.max_steps_in_flight, 1, 16)?;
         between("pipeline_stages", self.pipeline_stages, 1, 64)?;
-        // A draft follows a token that is known, and here that waits for its step.
+        // A draft follows a known token, and in a pipeline that token's step must end first.
         let most_drafts = if self.is_pipeline() { 0 } else { MAX_SPECULATIVE_TOKENS };
         between("num_speculative_tokens", self.num_speculative_tokens, 0, most_drafts)?;
         if let Some(drafter) = &self.drafter {

@@ -1,16 +1,16 @@
-//! `Egress`: how what a step produced leaves the scheduler's thread.
+//! `Egress`: the way of a step's outputs out of the scheduler's thread.
 //!
-//! A ring of small `Copy` records for one producer and one consumer. The producer writes a whole step and
-//! publishes it with one store; both sides are wait-free. A full ring is back-pressure: `push` says
-//! no, and the scheduler keeps the record and offers it again with the next step.
+//! A ring of small `Copy` records for one producer and one consumer. The producer writes a whole step and publishes it
+//! with one store; both sides are wait-free. A full ring is back-pressure: `push` returns false, and the scheduler
+//! keeps the record and offers it again with the next step.
 //!
-//! Nearly every record is the token of a decode, and a step has a thousand of them: what they have in common (the time)
-//! and what only the first of a request has (when it was scheduled, what was cached) are records of their own. The
-//! consumer puts [`EngineCoreOutput`]s together again.
+//! Nearly every record is the token of a decode, and a step has a thousand of them. What they have in common (the
+//! time), and what only a request's first record has (when it was scheduled, what was cached), are therefore records of
+//! their own. The consumer combines them to [`EngineCoreOutput`]s again.
 //!
-//! What only few requests ask for and no record has room for, log-probabilities, lies in an [`Inbox`] next to the
-//! ring. It is pushed before the step is published, and looked for after what is published was seen: so it is never
-//! later than its token.
+//! Log-probabilities, which few requests ask for, do not fit into a record. They lie in an [`Inbox`] next to the ring.
+//! They are pushed before the step is published, and taken after the published records were seen, so they are never
+//! later than their token.
 
 pub(crate) mod outgoing;
 
@@ -22,14 +22,14 @@ use crate::{
     sync::{AtomicUsize, Ordering, UnsafeCell},
 };
 
-/// What lies in the ring.
+/// The content of a place in the ring.
 #[derive(Clone, Copy)]
 enum Record {
-    /// When the records behind it were made.
+    /// The time when the records after it were made.
     Time(u64),
-    /// What few records have; belongs to the one behind it.
+    /// Facts that few records have; they belong to the next record.
     Facts { first_scheduled_ns: u64, num_cached_tokens: u32, predicted: PredictedDrafts },
-    /// A token that ends nothing.
+    /// A token that does not end its request.
     Decode { key: RequestKey, new_token_id: i32 },
     /// Anything else.
     Other {
@@ -43,7 +43,7 @@ enum Record {
 
 const _: () = assert!(size_of::<Record>() == 24, "a step writes a record per request");
 
-/// Places that one `EngineCoreOutput` takes at most.
+/// Most places that one `EngineCoreOutput` takes.
 const MAX_PLACES: usize = 3;
 
 /// Keeps producer and consumer counters on cache lines of their own (two, for the adjacent-line prefetcher).
@@ -51,18 +51,18 @@ const MAX_PLACES: usize = 3;
 #[derive(Debug)]
 struct Padded<T>(T);
 
-/// The ring. Positions count up for ever; `position & mask` is the place.
+/// The ring. Positions count up forever; `position & mask` is the place.
 #[derive(Debug)]
 pub struct Egress {
     ring: Box<[UnsafeCell<MaybeUninit<Record>>]>,
     mask: usize,
-    /// Everything before it is published. Written by the producer.
+    /// Everything before this position is published. Written by the producer.
     tail: Padded<AtomicUsize>,
-    /// Everything before it is consumed. Written by the consumer.
+    /// Everything before this position is consumed. Written by the consumer.
     head: Padded<AtomicUsize>,
     /// Next to the ring; see the module docs.
     logprobs: Inbox<TokenLogprobs>,
-    /// Likewise, of prompts.
+    /// Likewise, for prompts.
     prompt_logprobs: Inbox<PromptLogprobs>,
 }
 
@@ -72,7 +72,7 @@ pub struct Egress {
 unsafe impl Sync for Egress {}
 
 impl Egress {
-    /// A ring of at least `capacity` places.
+    /// Make a ring of at least `capacity` places.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.max(MAX_PLACES).next_power_of_two();
@@ -86,8 +86,8 @@ impl Egress {
         }
     }
 
-    /// How many places wait to be consumed: at most so many as seen by the producer, at least so many as seen by
-    /// the consumer, a hint for others.
+    /// Number of places that wait to be consumed: an upper bound for the producer, a lower bound for the consumer, and
+    /// a hint for other threads.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tail.0.load(Ordering::Relaxed).wrapping_sub(self.head.0.load(Ordering::Relaxed))
@@ -104,11 +104,11 @@ impl Egress {
 #[derive(Debug)]
 pub struct Producer {
     egress: std::sync::Arc<Egress>,
-    /// Next position to write; published by `publish`.
+    /// The next position to write; visible to the consumer after `publish`.
     position: usize,
-    /// Last seen `head`, so that the consumer's line is read only when the ring looks full.
+    /// The last seen `head`, so that the consumer's cache line is read only when the ring looks full.
     seen_head: usize,
-    /// The time that the consumer will have seen at `position`.
+    /// The time that the consumer will know at `position`.
     time: u64,
 }
 
@@ -118,11 +118,11 @@ pub struct Consumer {
     egress: std::sync::Arc<Egress>,
     /// The time of the last `Time` record.
     time: u64,
-    /// Everything before it was published when the consumer last looked.
+    /// Everything before this position was published when the consumer last looked.
     seen_tail: usize,
 }
 
-/// Both ends of a new ring.
+/// Make a ring; returns both ends.
 #[must_use]
 pub fn channel(capacity: usize) -> (Producer, Consumer) {
     let egress = std::sync::Arc::new(Egress::new(capacity));
@@ -135,8 +135,8 @@ pub fn channel(capacity: usize) -> (Producer, Consumer) {
 impl Producer {
     /// Free places.
     fn room(&mut self) -> usize {
-        // Acquire: pairs with the Release in `Consumer::drain_seen`; the consumer has finished reading
-        // the places that it gave up before they are written again.
+        // Acquire: pairs with the Release in `Consumer::drain_seen`: the consumer has finished reading the freed places
+        // before they are written again.
         self.seen_head = self.egress.head.0.load(Ordering::Acquire);
         self.egress.mask + 1 - self.position.wrapping_sub(self.seen_head)
     }
@@ -148,7 +148,7 @@ impl Producer {
         taken + MAX_PLACES <= self.egress.mask + 1 || self.room() >= MAX_PLACES
     }
 
-    /// Write an output; `false` when the ring is full. Invisible until `publish`.
+    /// Write an output; `false` if the ring is full. Invisible until `publish`.
     pub fn push(&mut self, output: EngineCoreOutput) -> bool {
         if !self.has_room() {
             return false;
@@ -163,17 +163,17 @@ impl Producer {
         true
     }
 
-    /// Lay a token's log-probabilities next to the ring, before its record is pushed. Allocates.
+    /// Add a token's log-probabilities; call this before its record is pushed. Allocates.
     pub fn push_logprobs(&mut self, logprobs: TokenLogprobs) {
         self.egress.logprobs.push(logprobs);
     }
 
-    /// Lay log-probabilities of a prompt next to the ring, before the record of the request's first token is pushed.
+    /// Add log-probabilities of a prompt; call this before the record of the request's first token is pushed.
     pub fn push_prompt_logprobs(&mut self, logprobs: PromptLogprobs) {
         self.egress.prompt_logprobs.push(logprobs);
     }
 
-    /// A writer of the tokens of decodes, all made at one time, for as many as there is room.
+    /// A writer for decode tokens that were all made at one time, for as many as there is room.
     pub(crate) fn decodes(&mut self, timestamp_ns: u64) -> Decodes<'_> {
         if self.has_room() {
             self.set_time(timestamp_ns);
@@ -190,7 +190,7 @@ impl Producer {
     }
 
     fn write(&mut self, record: Record) {
-        // SAFETY: the caller has seen that the place is free, and only this producer writes.
+        // SAFETY: the caller has checked that the place is free, and only this producer writes.
         self.egress.ring[self.position & self.egress.mask]
             .with_mut(|place| unsafe { (*place).write(record) });
         self.position = self.position.wrapping_add(1);
@@ -198,11 +198,11 @@ impl Producer {
 
     /// Make everything pushed so far visible.
     pub fn publish(&mut self) {
-        // Release: pairs with the Acquire in `Consumer::look`; the records are whole before they are seen.
+        // Release: pairs with the Acquire in `Consumer::look`: records are complete before they are seen.
         self.egress.tail.0.store(self.position, Ordering::Release);
     }
 
-    /// Whether anything published waits for the consumer.
+    /// Whether published records wait for the consumer.
     #[must_use]
     pub fn has_published(&self) -> bool {
         !self.egress.is_empty()
@@ -214,12 +214,12 @@ pub(crate) struct Decodes<'a> {
     ring: &'a [UnsafeCell<MaybeUninit<Record>>],
     mask: usize,
     position: &'a mut usize,
-    /// How many may be pushed.
+    /// How many tokens may be pushed.
     pub(crate) room: usize,
 }
 
 impl Decodes<'_> {
-    /// Write the token of a decode. At most `room` of them.
+    /// Write the token of a decode. Call it at most `room` times.
     #[inline]
     pub(crate) fn push(&mut self, key: RequestKey, new_token_id: i32) {
         debug_assert!(self.room > 0, "more decodes than there is room for");
@@ -240,32 +240,32 @@ impl Consumer {
         self.drain_seen(receive);
     }
 
-    /// See what is published, for the calls below.
+    /// Note what is published, for the calls below.
     pub fn look(&mut self) {
         // Acquire: pairs with the Release in `Producer::publish`.
         self.seen_tail = self.egress.tail.0.load(Ordering::Acquire);
     }
 
-    /// Consume the log-probabilities of all tokens seen, and perhaps some whose tokens come later.
+    /// Consume the log-probabilities of all tokens seen by `look`, and perhaps some of later tokens.
     pub fn take_logprobs(&mut self, receive: impl FnMut(TokenLogprobs)) {
         if !self.egress.logprobs.is_empty() {
             self.egress.logprobs.take(receive);
         }
     }
 
-    /// Consume the log-probabilities of the prompts of all first tokens seen, and perhaps of some that come later.
+    /// Consume the log-probabilities of the prompts of all first tokens seen by `look`, and perhaps some of later ones.
     pub fn take_prompt_logprobs(&mut self, receive: impl FnMut(PromptLogprobs)) {
         if !self.egress.prompt_logprobs.is_empty() {
             self.egress.prompt_logprobs.take(receive);
         }
     }
 
-    /// Consume everything seen, oldest first.
+    /// Consume everything seen by `look`, oldest first.
     pub fn drain_seen(&mut self, mut receive: impl FnMut(EngineCoreOutput)) {
         // Relaxed: only this consumer writes `head`.
         let mut position = self.egress.head.0.load(Ordering::Relaxed);
         let tail = self.seen_tail;
-        // What `Facts` say is of the record behind them, which was published with them.
+        // The `Facts` belong to the record after them, which was published with them.
         let mut facts = (0, 0, PredictedDrafts::NONE);
         while position != tail {
             // SAFETY: positions in [head, tail) were written and published, and are read by this consumer alone.
@@ -305,7 +305,7 @@ impl Consumer {
             facts = (0, 0, PredictedDrafts::NONE);
             receive(output);
         }
-        // Release: pairs with the Acquire in `Producer::room`; reading is over before the places are free again.
+        // Release: pairs with the Acquire in `Producer::room`: reading is finished before the places are free again.
         self.egress.head.0.store(position, Ordering::Release);
     }
 
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_full_ring_says_so_and_loses_nothing() {
-        // Of eight places one is the time's, and two are kept for what comes with a first token.
+        // Of eight places, one is for the time, and two are kept for the facts of a first token.
         let (mut producer, mut consumer) = channel(8);
         assert!((0..5).all(|n| producer.push(record(n))));
         assert!(!producer.push(record(5)));

@@ -11,58 +11,58 @@ use crate::output::{RequestError, RequestKey};
 pub enum GrammarKind {
     /// A JSON schema, as JSON text.
     JsonSchema = 0,
-    /// Any JSON object; there is no text.
+    /// Any JSON object; the text is empty.
     JsonObject = 1,
     /// A regular expression that the whole output matches.
     Regex = 2,
-    /// Texts of which the output is one, as a JSON array.
+    /// The allowed outputs, as a JSON array of strings.
     Choice = 3,
     /// A context-free grammar in Lark or in GBNF.
     Grammar = 4,
-    /// Any text; there is none. For the thoughts before it alone.
+    /// Any text; only useful for the reasoning before it. The text is empty.
     Anything = 5,
 }
 
 impl GrammarKind {
-    /// All of them, in the order of their numbers.
+    /// All kinds, in the order of their numbers.
     pub const ALL: [Self; 6] =
         [Self::JsonSchema, Self::JsonObject, Self::Regex, Self::Choice, Self::Grammar, Self::Anything];
 }
 
-/// What the output of a request must be. Plain data: it travels with the request and is compiled where it runs.
+/// The grammar of a request's output. Plain data: it is sent with the request and compiled in the engine.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct GrammarSpec {
     /// The language of `text`.
     pub kind: GrammarKind,
-    /// The grammar.
+    /// The text of the grammar.
     pub text: Box<str>,
     /// JSON: a regular expression for the whitespace between tokens of the language.
     pub whitespace_pattern: Option<Box<str>>,
     /// JSON: no whitespace at all.
     pub disable_any_whitespace: bool,
-    /// JSON: an object has no other properties than those of its schema, where the schema does not say.
+    /// JSON: an object has only the properties of its schema, unless the schema says otherwise.
     pub disable_additional_properties: bool,
-    /// Thoughts that the grammar does not hold, before what it holds.
+    /// Reasoning before the part that the grammar applies to.
     pub thinking: Option<ThinkingGate>,
 }
 
-/// Thoughts before an answer, told by the tokens that begin and end them.
+/// Reasoning before an answer, recognised by the tokens that begin and end it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ThinkingGate {
-    /// Begins them.
+    /// The token that begins reasoning.
     pub open_id: u32,
-    /// Ends them.
+    /// The token that ends reasoning.
     pub close_id: u32,
-    /// The output begins within them.
+    /// Whether the output begins within reasoning.
     pub begins_within: bool,
-    /// Most tokens of them, the two markers aside; `None`: any number.
+    /// Most tokens of reasoning, without the two markers; `None`: no limit.
     pub budget: Option<u32>,
-    /// What comes once the budget is spent; it ends with `close_id`.
+    /// The tokens that are forced when the budget is spent; the last is `close_id`.
     pub end_ids: Box<[u32]>,
 }
 
 impl GrammarSpec {
-    /// A grammar without options.
+    /// Make a grammar without options.
     #[must_use]
     pub fn new(kind: GrammarKind, text: &str) -> Self {
         Self {
@@ -76,62 +76,63 @@ impl GrammarSpec {
     }
 }
 
-/// How far a grammar is.
+/// The state of a grammar's compilation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GrammarProgress {
-    /// Its request waits. `EngineHandle::grammar_ready`, or one of those that say that it failed, is called after this
-    /// has changed.
+    /// The request waits. After this changes, `EngineHandle::grammar_ready`, or one of the methods that report a
+    /// failure, is called.
     Compiling,
-    /// Its request may run.
+    /// The request may run.
     Ready,
-    /// Its request ends.
+    /// The request ends with this error.
     Failed(RequestError),
 }
 
-/// The grammar of one request, in the hands of a [`GrammarCompiler`].
+/// The grammar of one request, while a [`GrammarCompiler`] compiles it.
 pub trait GrammarWork: Debug + Send + Sync {
-    /// How far it is.
+    /// The state of the compilation.
     fn progress(&self) -> GrammarProgress;
 
-    /// How many of some tokens it takes behind those that it has seen; `None`: that cannot be said without waiting.
+    /// How many of these tokens the grammar accepts after those that it has seen; `None` if this cannot be answered
+    /// without waiting.
     fn num_taken(&self, token_ids: &[i32]) -> Option<usize>;
 
-    /// Itself, for the compiler that made it.
+    /// Returns itself, for the compiler that made it.
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
 
-/// Begins to compile the grammars of requests, on the threads that hand these in: what is compiled by the time of the
-/// next plan holds no request up.
+/// Starts to compile the grammars of requests on the threads that submit them. A grammar that is compiled before the
+/// next step is planned delays no request.
 pub trait GrammarCompiler: Debug + Send + Sync {
-    /// Begin, without waiting. The request has not arrived yet, and may never.
+    /// Start without waiting. The request has not reached the scheduler yet, and may never do so.
     fn begin(&self, key: RequestKey, spec: &Arc<GrammarSpec>, ignores_eos: bool) -> Arc<dyn GrammarWork>;
 }
 
-/// A request with a grammar came or left, in this order.
+/// A request with a grammar arrived or left.
 #[derive(Clone, Debug)]
 pub enum GrammarNews {
-    /// It waits for `EngineHandle::grammar_ready`, unless its grammar was ready before.
+    /// The request waits for `EngineHandle::grammar_ready`, unless its grammar was ready before.
     Arrived {
-        /// Whose grammar.
+        /// The request.
         key: RequestKey,
-        /// The grammar.
+        /// Its grammar.
         spec: Arc<GrammarSpec>,
-        /// EOS does not end it.
+        /// Whether EOS does not end it.
         ignores_eos: bool,
-        /// What the compiler has begun; `None` if there was none when the request was handed in.
+        /// The compilation that has begun; `None` if there was no compiler when the request was submitted.
         work: Option<Arc<dyn GrammarWork>>,
     },
-    /// Finished, aborted or failed.
+    /// The request finished, was aborted or failed.
     Left(RequestKey),
 }
 
-/// A row of a step whose tokens must obey a grammar.
+/// A row of a step with tokens that must obey a grammar.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConstrainedSample {
-    /// Place among the step's samples.
+    /// Its index among the step's samples.
     pub place: u32,
-    /// Whose tokens.
+    /// The request.
     pub key: RequestKey,
-    /// Guesses of what follows the tokens that are known, which the step runs as well.
+    /// Drafts that the step runs after the known tokens.
     pub draft_token_ids: Vec<i32>,
 }

@@ -1,4 +1,5 @@
-//! `EngineHandle`: the shared side of the scheduler. Any thread adds, aborts and reads counters, without a lock.
+//! `EngineHandle`: the shared side of the scheduler. Any thread can add and abort requests and read counters, without a
+//! lock.
 
 pub(crate) mod inbox;
 
@@ -29,27 +30,27 @@ use crate::{
     sync::{AtomicU32, AtomicU64, Ordering, fence},
 };
 
-/// Output tokens that memory is reserved for when a request is handed in.
+/// Output tokens for which memory is reserved when a request is submitted.
 pub(crate) const RESERVED_OUTPUT_TOKENS: u32 = 4096;
 
-/// What is made of a request on the thread that hands it in.
+/// What the submitting thread prepares from a request.
 #[derive(Clone, Debug)]
 pub(crate) struct PromptWork {
-    /// One per full block; empty without prefix caching.
+    /// The hash of each full block; empty without prefix caching.
     pub(crate) block_hashes: Vec<BlockHash>,
-    /// What drafts are made of; `None`: the request gets none.
+    /// The source of its drafts; `None`: the request gets no drafts.
     pub(crate) history: Option<Box<History>>,
-    /// Its grammar; `None`: it has none, or there is no compiler yet.
+    /// Its grammar; `None` if it has none, or if there is no compiler yet.
     pub(crate) grammar: Option<Arc<dyn GrammarWork>>,
 }
 
-/// What travels through the inbox.
+/// A message in the inbox.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// Requests that are taken in together, in this order, with what was made of their prompts.
+    /// Requests that enter together, in this order, with what was prepared from their prompts.
     Add {
         requests: Vec<(NewRequest, PromptWork)>,
-        /// When they were handed in (monotonic nanoseconds).
+        /// When they were submitted (monotonic nanoseconds).
         since_ns: u64,
     },
     AbortId(Box<str>),
@@ -59,14 +60,14 @@ pub(crate) enum Message {
     GrammarFailed(RequestKey, RequestError),
 }
 
-/// What owner and handles share.
+/// The state that the owner and all handles share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: SchedulerConfig,
     pub(crate) hasher: ChainHasher,
     blocks: Arc<SharedBlocks>,
     pub(crate) inbox: Inbox<Message>,
-    /// Requests that wait (in the inbox or the waiting queue) and were never admitted.
+    /// Requests that wait, in the inbox or in the queue, and were never admitted.
     pub(crate) num_queued: AtomicU32,
     /// The tokens of their prompts.
     pub(crate) num_queued_tokens: AtomicU64,
@@ -75,13 +76,13 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) metrics: Metrics,
     next_key: AtomicU64,
-    /// Makes the seeds of the hashes that drafts are found by: no client knows which tokens collide, or which salts.
+    /// Makes the seeds of hashes over drafts, so that no client knows which tokens or salts collide.
     draft_seeds: RandomState,
-    /// `wake` calls seen by the waiting thread.
+    /// Number of `wake` calls.
     wakes: AtomicU32,
     /// The thread that parks in `wait_for_work`.
     waiter: OnceLock<Thread>,
-    /// Who compiles grammars.
+    /// The compiler of grammars.
     grammar_compiler: OnceLock<Box<dyn GrammarCompiler>>,
 }
 
@@ -91,13 +92,13 @@ pub struct EngineHandle {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Another thread than the first that waited.
+/// `wait_for_work` was called by another thread than at first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("only the scheduler's thread ({owner:?}) waits for work, not {caller:?}")]
 pub struct NotTheWaiter {
-    /// Who waits.
+    /// The thread that waited first.
     pub owner: ThreadId,
-    /// Who called.
+    /// The thread that called now.
     pub caller: ThreadId,
 }
 
@@ -123,26 +124,26 @@ impl EngineHandle {
         }
     }
 
-    /// A fresh name for a request.
+    /// A new key for a request.
     #[must_use]
     pub fn new_key(&self) -> RequestKey {
-        // Relaxed: only uniqueness counts.
+        // Relaxed: keys only have to be unique.
         RequestKey(self.shared.next_key.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Hand a request in. The prompt's blocks are hashed here, on the caller's thread, and what drafts are found by.
+    /// Submit a request. The caller's thread hashes the prompt's blocks and builds the index for drafts.
     ///
     /// # Errors
-    /// Why it was not taken; nothing has changed then.
+    /// The request was refused; says why. Nothing has changed then.
     pub fn add_request(&self, request: NewRequest) -> Result<(), AddRequestError> {
         self.add_requests(vec![request])
     }
 
-    /// Hand requests in that the scheduler is to see at once and in this order, all or none: a request and those that
+    /// Submit requests that the scheduler takes together and in this order, or not at all: a request and those that
     /// fork it.
     ///
     /// # Errors
-    /// Why the first of those that cannot be taken was not; nothing has changed then.
+    /// One of them was refused; says why the first such request was. Nothing has changed then.
     pub fn add_requests(&self, mut requests: Vec<NewRequest>) -> Result<(), AddRequestError> {
         let limits = RequestLimits::of(&self.shared.config);
         for request in &requests {
@@ -157,7 +158,7 @@ impl EngineHandle {
         let mut message: Vec<(NewRequest, PromptWork)> = Vec::with_capacity(requests.len());
         for mut request in requests.drain(..) {
             let room = self.reserve_output(&mut request);
-            // What is forked in the same message mostly has the same prompt.
+            // Forks in one message mostly have the same prompt as the request before them.
             let same = message.last().filter(|(last, _)| {
                 last.prompt_token_ids == request.prompt_token_ids
                     && last.extra_keys == request.extra_keys
@@ -180,8 +181,8 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// Make what the step path will append to large enough: it allocates nothing later. Up to a point: an answer that
-    /// may be very long and seldom is grows as it comes. Returns the tokens that there is room for.
+    /// Reserve memory for what the step path will append, so that it allocates nothing later. There is a limit: an
+    /// answer that may be very long, but seldom is, grows as it comes. Returns the number of tokens that fit.
     fn reserve_output(&self, request: &mut NewRequest) -> usize {
         let num_prompt = request.prompt_token_ids.len() as u32;
         let room = request.params.max_tokens.min(self.shared.config.max_model_len - num_prompt);
@@ -208,8 +209,8 @@ impl EngineHandle {
         PromptWork { block_hashes, history, grammar: None }
     }
 
-    /// Have the grammars of requests that are handed in from now on compiled from that moment on. Once: a further call
-    /// changes nothing.
+    /// Set the compiler for grammars; it starts on each grammar when its request is submitted. Only the first call has
+    /// an effect.
     pub fn compile_grammars_with(&self, compiler: Box<dyn GrammarCompiler>) {
         let _ = self.shared.grammar_compiler.set(compiler);
     }
@@ -219,31 +220,33 @@ impl EngineHandle {
         Some(compiler.begin(request.key, spec, request.params.eos_token_id.is_none()))
     }
 
-    /// The grammar of a request is compiled: it may run. Ignored for a request that does not wait for one.
+    /// Report that the grammar of a request is compiled, so that the request may run. Ignored if the request does not
+    /// wait for one.
     pub fn grammar_ready(&self, key: RequestKey) {
         self.shared.inbox.push(Message::GrammarReady(key));
         self.wake();
     }
 
-    /// The grammar of a request cannot be compiled: the request ends with an error.
+    /// Report that the grammar of a request cannot be compiled; the request ends with an error.
     pub fn grammar_failed(&self, key: RequestKey) {
         self.shared.inbox.push(Message::GrammarFailed(key, RequestError::GrammarFailed));
         self.wake();
     }
 
-    /// There is no room for the grammar of a request: the request ends with an error that says to try again.
+    /// Report that there is no room for the grammar of a request; the request ends with an error that says to try
+    /// again.
     pub fn grammars_full(&self, key: RequestKey) {
         self.shared.inbox.push(Message::GrammarFailed(key, RequestError::GrammarsFull));
         self.wake();
     }
 
-    /// What any thread may do with the blocks: look prefixes up, hand references back, read counters.
+    /// The thread-safe side of the block pool: prefix look-ups, handing back references, counters.
     #[must_use]
     pub fn blocks(&self) -> &SharedBlocks {
         &self.shared.blocks
     }
 
-    /// Tokens of a prompt that the prefix cache holds: a hint from any thread, for choosing between engines.
+    /// Number of a prompt's tokens that the prefix cache holds: a hint from any thread, for choosing between engines.
     #[must_use]
     pub fn prefix_hint(&self, token_ids: &[i32], extra_keys: &ExtraKeys) -> u32 {
         let config = &self.shared.config;
@@ -255,7 +258,7 @@ impl EngineHandle {
         self.shared.blocks.prefix_hint(&hashes) as u32 * config.block_size
     }
 
-    /// Abort by id; unknown and finished ids are ignored. Each aborted request emits one final output.
+    /// Abort requests by their ids; unknown and finished ids are ignored. Each aborted request gives one final output.
     pub fn abort_requests<'a>(&self, request_ids: impl IntoIterator<Item = &'a str>) {
         for request_id in request_ids {
             self.shared.inbox.push(Message::AbortId(request_id.into()));
@@ -263,29 +266,28 @@ impl EngineHandle {
         self.wake();
     }
 
-    /// Abort by key.
+    /// Abort a request by its key.
     pub fn abort_key(&self, key: RequestKey) {
         self.shared.inbox.push(Message::AbortKey(key));
         self.wake();
     }
 
-    /// End a request whose text has come to a stop string: a request that is complete, for those who count. Its last
-    /// output says `stop`.
+    /// End a request whose text has reached a stop string. It counts as complete, and its last output says `stop`.
     pub fn stop_key(&self, key: RequestKey) {
         self.shared.inbox.push(Message::StopKey(key));
         self.wake();
     }
 
-    /// Say why a request ended whose last output [is not settled](crate::EngineCoreOutput::is_unsettled): by a stop
-    /// string that the front end found in its last text, or by its length after all. Once for each; until then its
-    /// end counts for no reason.
+    /// Report why a request ended whose last output [left that open](crate::EngineCoreOutput::is_unsettled): at a stop
+    /// string that the front end found in the last text, or at its length limit. Call this once for each such end;
+    /// until then, no reason is counted for it.
     pub fn settle_end(&self, found_stop: bool) {
         self.shared.metrics.settle_end(found_stop);
     }
 
-    /// Wake the thread in `wait_for_work`, now or at its next call.
+    /// Wake the thread in `wait_for_work`, or let its next call return at once.
     pub fn wake(&self) {
-        // Release: what happened before is seen by the Acquire in `wait_for_work`.
+        // Release: what happened before is visible after the Acquire in `wait_for_work`.
         self.shared.wakes.fetch_add(1, Ordering::Release);
         // SeqCst fence: pairs with the one in `wait_for_work`. Either the waiter registered before this
         // load and is unparked, or it sees the new count before it parks.
@@ -296,10 +298,10 @@ impl EngineHandle {
     }
 
     /// Park until there is a message, `wake` was called, a request has waited too long in the queue, or `timeout` is
-    /// over. `false` when it is over.
+    /// over. Returns `false` in the last case.
     ///
     /// # Errors
-    /// When another thread than the first that waited calls it.
+    /// It is called by another thread than the first that waited.
     pub fn wait_for_work(
         &self,
         seen_wakes: &mut u32,
@@ -335,9 +337,9 @@ impl EngineHandle {
         }
     }
 
-    /// The time that is left to the first of those that wait, if there is a limit.
+    /// The time left until the first waiting request has waited too long, if there is a limit.
     fn until_overdue(&self) -> Option<Duration> {
-        // Relaxed: the owner wrote it, and it is the owner that parks.
+        // Relaxed: the owner wrote it, and only the owner parks.
         match self.shared.next_deadline_ns.load(Ordering::Relaxed) {
             0 => None,
             due_ns => Some(Duration::from_nanos(due_ns.saturating_sub(monotonic_ns()))),
@@ -352,7 +354,7 @@ impl EngineHandle {
         stats
     }
 
-    /// All that was counted.
+    /// All metrics.
     #[must_use]
     pub fn metrics(&self) -> MetricsSnapshot {
         let mut metrics = self.shared.metrics.snapshot(&self.stats());
@@ -361,44 +363,44 @@ impl EngineHandle {
         metrics
     }
 
-    /// Outputs that wait for room in the egress. The consumer that makes room wakes the scheduler.
+    /// Outputs that wait for room in the egress. When the consumer makes room, it wakes the scheduler.
     #[must_use]
     pub fn num_held_back(&self) -> u64 {
         self.shared.counters.num_held_back.load(Ordering::Relaxed)
     }
 
-    /// Requests that were handed in and never admitted yet.
+    /// Requests that were submitted and never admitted yet.
     #[must_use]
     pub fn num_queued(&self) -> u32 {
         self.shared.num_queued.load(Ordering::Relaxed)
     }
 
-    /// The tokens of their prompts; those that fork another have none of their own.
+    /// The tokens of their prompts; forks have none of their own.
     #[must_use]
     pub fn num_queued_tokens(&self) -> u64 {
         self.shared.num_queued_tokens.load(Ordering::Relaxed)
     }
 
-    /// Whether there is something to do or being done, as far as this thread can see: a message that was not taken, a
-    /// request that runs, a step that was scheduled and not updated.
+    /// Whether there is work, as far as this thread can see: an unread message, a running request, or a step that was
+    /// scheduled and not updated.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         let stats = self.stats();
         !self.shared.inbox.is_empty() || stats.num_running > 0 || stats.last_updated_step < stats.num_steps
     }
 
-    /// The scheduler's numbers.
+    /// The scheduler's configuration.
     #[must_use]
     pub fn config(&self) -> &SchedulerConfig {
         &self.shared.config
     }
 
-    /// Take places in the queue, for requests and for tokens, or none.
+    /// Reserve places in the queue, for requests and for tokens; all or none.
     fn reserve(&self, requests: &[NewRequest]) -> Result<(), AddRequestError> {
         let (places, tokens) = (&self.shared.num_queued, &self.shared.num_queued_tokens);
         let limit = self.shared.config.max_num_queued_reqs;
         let wanted = u32::try_from(requests.len()).unwrap_or(u32::MAX);
-        // Relaxed: the counts bound memory; the message itself is ordered by the inbox.
+        // Relaxed: the counts only limit memory; the inbox orders the message itself.
         places
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |queued| {
                 queued.checked_add(wanted).filter(|&queued| queued <= limit)

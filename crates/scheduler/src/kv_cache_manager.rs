@@ -1,7 +1,7 @@
-//! `KVCacheManager`: which blocks a request has, gets, shares and gives back.
+//! `KVCacheManager`: the blocks of requests: which ones they have, get, share and give back.
 //!
-//! The pool knows blocks, this file knows requests: block tables, the hash chain, how many blocks a
-//! step needs. Nothing here has side effects when it answers "no".
+//! The pool knows blocks, this file knows requests: block tables, the hash chain, and how many blocks a step needs. A
+//! method that answers "no" has changed nothing.
 
 pub(crate) mod extra_keys;
 
@@ -15,12 +15,12 @@ use crate::{
     request::{Request, RequestStatus},
 };
 
-/// What an admission wants in addition to the blocks for its next tokens.
+/// What an admission requires in addition to the blocks for its next tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Admission {
     /// Blocks that must stay free afterwards.
     pub(crate) watermark_blocks: u32,
-    /// Tokens that must fit now although only a part of them is scheduled.
+    /// Tokens that must fit now, although only a part of them is scheduled.
     pub(crate) full_sequence_tokens: u32,
 }
 
@@ -49,8 +49,8 @@ impl KVCacheManager {
         }
     }
 
-    /// Collect the blocks of the longest cached prefix of at most `num_tokens` tokens. Takes no reference. `false` when
-    /// nothing was looked up, because the cache is off or the request may not read it.
+    /// Collect the blocks of the longest cached prefix of at most `num_tokens` tokens, without taking references.
+    /// Returns `false` if nothing was looked up, because the cache is off or the request may not read it.
     pub(crate) fn longest_cache_hit(
         &mut self,
         request: &mut Request,
@@ -72,9 +72,11 @@ impl KVCacheManager {
         true
     }
 
-    /// Give a request room for positions `0..end`: touch `hits`, take new blocks, register what becomes full.
+    /// Give a request room for positions `0..end`: touch `hits`, allocate new blocks, and register those that become
+    /// full.
     ///
-    /// `hits` are put in front of an empty block table. `false` when the pool cannot, with nothing changed.
+    /// `hits` must go to the front of an empty block table. Returns `false`, with nothing changed, if the pool has too
+    /// few blocks.
     pub(crate) fn allocate_slots(
         &mut self,
         request: &mut Request,
@@ -109,15 +111,15 @@ impl KVCacheManager {
         true
     }
 
-    /// Give a request room for drafts at positions up to `end`, which the caller knows to be free. Nothing becomes
-    /// findable: whether they are right is not known yet.
+    /// Give a request room for drafts at positions up to `end`; the caller knows that there are enough free blocks.
+    /// Nothing is registered, because it is not known yet whether the drafts are right.
     pub(crate) fn grow(&mut self, request: &mut Request, end: u32) {
         let needed = end.div_ceil(self.block_size).saturating_sub(request.block_table.len() as u32);
         let enough = self.pool.allocate(needed, &mut request.block_table);
         debug_assert!(enough, "drafts are cut to the free blocks");
     }
 
-    /// Make the blocks that `num_tokens` known tokens fill findable. `step` computes them; `None`: they are computed.
+    /// Register the blocks that `num_tokens` known tokens fill. `step` computes them; `None`: they are computed.
     pub(crate) fn register_full_blocks(&mut self, request: &mut Request, num_tokens: u32, step: Option<u64>) {
         let full = num_tokens / self.block_size;
         if !self.enable_caching || full <= request.num_registered_blocks {
@@ -126,7 +128,7 @@ impl KVCacheManager {
         self.extend_hashes(request, full as usize);
         for index in request.num_registered_blocks..full {
             let block = request.block_table[index as usize];
-            // Step 0 is never in flight: nothing withdraws what belongs to it.
+            // Step 0 is never in flight, so its registrations are never withdrawn.
             self.pool.register(block, request.cold.block_hashes[index as usize], step.unwrap_or(0));
             if let Some(step) = step {
                 self.unsettled.push_back((step, block));
@@ -135,21 +137,21 @@ impl KVCacheManager {
         request.num_registered_blocks = full;
     }
 
-    /// Registrations of steps up to `step` stand: it was updated.
+    /// Make the registrations of steps up to `step` final, because it was updated.
     pub(crate) fn settle(&mut self, step: u64) {
         while self.unsettled.front().is_some_and(|&(registered_in, _)| registered_in <= step) {
             self.unsettled.pop_front();
         }
     }
 
-    /// Take back every registration of the steps in flight, because none of them will compute anything.
+    /// Withdraw every registration of the steps in flight, because none of them will compute anything.
     pub(crate) fn withdraw_unsettled(&mut self) {
         while let Some((step, block)) = self.unsettled.pop_back() {
             self.pool.withdraw(block, step);
         }
     }
 
-    /// Take back what `request` registered in `step`, because it leaves that step before it runs.
+    /// Withdraw what `request` registered in `step`, because it leaves that step before it runs.
     pub(crate) fn withdraw(&mut self, request: &mut Request, step: u64) {
         while let Some(last) = request.num_registered_blocks.checked_sub(1) {
             if !self.pool.withdraw(request.block_table[last as usize], step) {
@@ -159,8 +161,8 @@ impl KVCacheManager {
         }
     }
 
-    /// Make nothing of `request` findable any more, whichever step registered it. Of one that has given up its blocks
-    /// meanwhile, all that has its content.
+    /// Unregister everything of `request`, whichever step registered it. If it has given up its blocks meanwhile,
+    /// unregister all blocks with its content.
     pub(crate) fn forget(&mut self, request: &mut Request) {
         for &block in request.block_table.iter().rev() {
             self.forget_block(block);
@@ -182,7 +184,7 @@ impl KVCacheManager {
         }
     }
 
-    /// Give back all blocks, last first, so that the tail of a chain is evicted before its head.
+    /// Give back all blocks, the last first, so that the tail of a chain is evicted before its head.
     pub(crate) fn free(&mut self, request: &mut Request) {
         while let Some(block) = request.block_table.pop() {
             self.pool.free(block);
@@ -191,7 +193,7 @@ impl KVCacheManager {
         request.slots_left = 0;
     }
 
-    /// Plan to move a request's KV to CPU memory and give its blocks back; `false`, with nothing changed, when that
+    /// Plan to move a request's KV to CPU memory and give its blocks back; `false`, with nothing changed, if CPU memory
     /// is full.
     pub(crate) fn swap_out(&mut self, request: &mut Request) -> bool {
         let used = request.num_computed_tokens.div_ceil(self.block_size) as usize;
@@ -201,7 +203,7 @@ impl KVCacheManager {
         true
     }
 
-    /// Plan to bring a request's KV back into the blocks that it has now; the first `num_hits` hold theirs already.
+    /// Plan to bring a request's KV back into the blocks that it has now; the first `num_hits` already hold theirs.
     pub(crate) fn swap_in(&mut self, request: &mut Request, num_hits: usize) {
         let cpu_blocks: Vec<CpuBlockId> = std::mem::take(&mut request.cold.cpu_blocks);
         self.cpu.discard(&cpu_blocks[..num_hits]);
@@ -214,7 +216,7 @@ impl KVCacheManager {
         request.cold.cpu_blocks.clear();
     }
 
-    /// Blocks of `tokens` that are cached now (a debug question: nothing is touched).
+    /// Number of blocks of these tokens that are cached now. For debugging: nothing is touched.
     pub(crate) fn prefix_hit_blocks(&self, token_ids: &[i32], extra_keys: &ExtraKeys) -> u32 {
         if !self.enable_caching || token_ids.is_empty() {
             return 0;
@@ -246,7 +248,7 @@ pub(crate) fn hash_blocks(
     hashes
 }
 
-/// Continue a chain up to `num_blocks` blocks.
+/// Continue a chain of hashes up to `num_blocks` blocks.
 fn extend_block_hashes(
     hasher: &ChainHasher,
     block_size: u32,
@@ -255,7 +257,7 @@ fn extend_block_hashes(
     num_blocks: usize,
     hashes: &mut Vec<BlockHash>,
 ) {
-    // Nothing is allocated while there are no keys, which is nearly always.
+    // Nothing is allocated without extra keys, which is nearly always the case.
     let mut encoded = Vec::new();
     while hashes.len() < num_blocks {
         let start = hashes.len() * block_size as usize;

@@ -1,8 +1,8 @@
-//! `Metrics`: what the scheduler's thread counts of requests and steps, and any thread reads (`docs/metrics.md`).
+//! `Metrics`: what the scheduler's thread measures of requests and steps, for any thread to read (`docs/metrics.md`).
 //!
-//! The scheduler sees a request come, start, get each token and go, so it is counted here, once, however many front
-//! ends there are. No lock, no allocation, and for the token of a decode one comparison: the tokens of those that were
-//! in the step before as well are one observation.
+//! The scheduler sees each request arrive, start, get its tokens and leave. So it is counted here, once, however many
+//! front ends there are. This takes no lock and no allocation, and one comparison for the token of a decode: the tokens
+//! of all requests that were also in the previous step are one observation.
 
 pub(crate) mod histogram;
 
@@ -20,7 +20,7 @@ use crate::{
     stats::SchedulerStats,
 };
 
-/// Of whole requests and their parts: vLLM's from 0.3 on, finer ones for fast models below.
+/// Bounds for whole requests and their parts: vLLM's from 0.3 on, with finer ones for fast models below.
 const LATENCY: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0,
     20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
@@ -38,7 +38,7 @@ const BETWEEN_TOKENS: &[f64] = &[
 const STEP_TOKENS: &[f64] =
     &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
 const SAMPLES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
-/// Every number of drafts that may be accepted at once, but the last.
+/// Every possible number of accepted drafts except the last.
 const ACCEPTED_DRAFTS: &[f64] = &{
     let mut bounds = [0.0; MAX_SPECULATIVE_TOKENS as usize];
     let mut number = 0;
@@ -48,15 +48,15 @@ const ACCEPTED_DRAFTS: &[f64] = &{
     }
     bounds
 };
-/// With 0 for all those that were never preempted.
+/// Including 0, for all requests that were never preempted.
 const PREEMPTIONS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0];
 const STEP: &[f64] = &[
     1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
     1.0, 2.0, 5.0, 10.0, 30.0,
 ];
 
-/// Parts of a step, in their order: planned; its arrays brought to the device; the forward pass; sampling; waiting for
-/// the sampled ids; taking them in; handing them over.
+/// The parts of a step, in order: planning; copying its arrays to the device; the forward pass; sampling; waiting for
+/// the sampled ids; applying them; passing them to the output side.
 pub const STEP_PHASES: [&str; NUM_STEP_PHASES] =
     ["schedule", "prepare", "forward", "sample", "wait", "update", "output"];
 pub(crate) const NUM_STEP_PHASES: usize = 7;
@@ -69,7 +69,7 @@ fn one_two_five(largest: u32) -> Vec<f64> {
 
 macro_rules! histograms {
     ($($(#[$doc:meta])* $name:ident: $unit:ident, $bounds:expr;)*) => {
-        /// Written by the scheduler's thread alone.
+        /// Written only by the scheduler's thread.
         #[derive(Debug)]
         pub(crate) struct Histograms { $($(#[$doc])* pub(crate) $name: Histogram,)* }
 
@@ -89,13 +89,13 @@ macro_rules! histograms {
 histograms! {
     /// From arrival to the first token.
     time_to_first_token: Time, |_| FIRST_TOKEN;
-    /// From a token to the next one's.
+    /// From one token to the next.
     inter_token_latency: Time, |_| BETWEEN_TOKENS;
-    /// The mean of that over a request with two tokens or more.
+    /// The mean of that over a request with at least two tokens.
     request_time_per_output_token: Time, |_| BETWEEN_TOKENS;
     /// From arrival to the end.
     e2e_request_latency: Time, |_| LATENCY;
-    /// From the moment at which it was handed in to its first step.
+    /// From its submission to its first step.
     request_queue_time: Time, |_| LATENCY;
     /// From its first step to its last token.
     request_inference_time: Time, |_| LATENCY;
@@ -107,11 +107,11 @@ histograms! {
     request_prompt_tokens: Count, |tokens| tokens;
     /// Tokens that were sampled for it.
     request_generation_tokens: Count, |tokens| tokens;
-    /// The most that were sampled for one of its samples.
+    /// The most tokens that were sampled for one of its samples.
     request_max_num_generation_tokens: Count, |tokens| tokens;
-    /// Tokens of its prompt that were in no cache and shared with no other.
+    /// Tokens of its prompt that were computed: neither cached nor shared with another request.
     request_prefill_kv_computed_tokens: Count, |tokens| tokens;
-    /// Drafts that were accepted of one request in one step that had some.
+    /// Drafts of one request that were accepted in one step with drafts.
     accepted_drafts: Count, |_| ACCEPTED_DRAFTS;
     /// Samples.
     request_params_n: Count, |_| SAMPLES;
@@ -119,13 +119,13 @@ histograms! {
     request_params_max_tokens: Count, |tokens| tokens;
     /// How often it was preempted.
     request_num_preemptions: Count, |_| PREEMPTIONS;
-    /// Tokens that one step has given: prompts that it completed, and what it sampled.
+    /// Tokens of one step: of the prompts that it completed, and those that it sampled.
     iteration_tokens: Count, |_| STEP_TOKENS;
-    /// A step, from before it was planned until its tokens were handed over.
+    /// A step, from before its planning until its tokens were passed on.
     step_time: Time, |_| STEP;
-    /// Planning it.
+    /// Planning a step.
     step_schedule_time: Time, |_| STEP;
-    /// Bringing its arrays to the device.
+    /// Copying its arrays to the device.
     step_prepare_time: Time, |_| STEP;
     /// The forward pass.
     step_forward_time: Time, |_| STEP;
@@ -133,31 +133,31 @@ histograms! {
     step_sample_time: Time, |_| STEP;
     /// Waiting for the sampled ids.
     step_wait_time: Time, |_| STEP;
-    /// Appending them, the stop rules, freeing.
+    /// Appending the tokens, applying the stop rules, freeing.
     step_update_time: Time, |_| STEP;
-    /// Handing them over to the output side.
+    /// Passing the tokens to the output side.
     step_output_time: Time, |_| STEP;
 }
 
-/// What owner and handles share.
+/// The state that the owner and all handles share.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     /// `None`: nothing is measured, only counted.
     histograms: Option<Histograms>,
-    // Requests that were refused, written by the threads that hand them in.
+    // Requests that were refused; written by the threads that submit them.
     rejected_for_requests: AtomicU64,
     rejected_for_tokens: AtomicU64,
-    // Requests with stop strings that came to their length, by what their front ends said of them then.
+    // Requests with stop strings that reached their length limit, by what their front ends reported afterwards.
     settled_as_stop: AtomicU64,
     settled_as_length: AtomicU64,
 }
 
-/// All that was counted, at about one moment.
+/// All metrics, at about one moment.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct MetricsSnapshot {
     /// Names and values: the scheduler's counters, and those that only metrics need.
     pub counters: Vec<(Cow<'static, str>, u64)>,
-    /// Names and histograms; none when nothing is measured.
+    /// Names and histograms; empty if nothing is measured.
     pub histograms: Vec<(Cow<'static, str>, HistogramSnapshot)>,
 }
 
@@ -172,20 +172,20 @@ impl Metrics {
         }
     }
 
-    /// A request with stop strings that came to its length has ended by one of them, or by its length.
+    /// Count the end of a request with stop strings that reached its length limit: at a stop string, or at the limit.
     pub(crate) fn settle_end(&self, found_stop: bool) {
         let number = if found_stop { &self.settled_as_stop } else { &self.settled_as_length };
         // Relaxed: nothing is ordered by it.
         number.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Add these to what the scheduler's thread has counted.
+    /// Add these ends to the counters of the scheduler's thread.
     pub(crate) fn add_settled(&self, stats: &mut SchedulerStats) {
         stats.num_finished_stop += self.settled_as_stop.load(Ordering::Relaxed);
         stats.num_finished_length += self.settled_as_length.load(Ordering::Relaxed);
     }
 
-    /// A request, with its samples, was not taken.
+    /// Count a request, with its samples, that was refused.
     pub(crate) fn count_rejection(&self, error: &AddRequestError) {
         let number = match error {
             AddRequestError::QueueFull { .. } => &self.rejected_for_requests,
@@ -196,14 +196,14 @@ impl Metrics {
         number.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// So many drafts of a row were accepted.
+    /// Count the accepted drafts of a row.
     pub(crate) fn observe_accepted(&self, num_accepted: u32) {
         if let Some(histograms) = &self.histograms {
             histograms.accepted_drafts.observe(num_accepted.into());
         }
     }
 
-    /// How long the parts of a step took: see `Scheduler::record_step_phases`.
+    /// Record how long the parts of a step took: see `Scheduler::record_step_phases`.
     pub(crate) fn observe_step_phases(&self, times_ns: &[u64; NUM_STEP_PHASES + 1]) {
         let Some(histograms) = &self.histograms else { return };
         let parts = [
@@ -238,16 +238,16 @@ impl Metrics {
 /// What the owner remembers between steps.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
-    /// By slot: when the request got its last token; 0: it has none. Empty when nothing is measured.
+    /// By slot: when the request got its last token; 0: it has none. Empty if nothing is measured.
     last_token_ns: Vec<u64>,
-    /// When tokens were taken in last.
+    /// When tokens were last applied.
     previous_ns: u64,
-    /// Of the step that is being taken in: prompts that it completed, and tokens.
+    /// Of the step that is being applied: the tokens of prompts that it completed, and its sampled tokens.
     num_step_tokens: u64,
 }
 
 impl Meter {
-    /// A request takes a slot.
+    /// Reset a slot for a new request.
     pub(crate) fn arrive(&mut self, slot: u32) {
         if self.last_token_ns.len() <= slot as usize {
             self.last_token_ns.resize(slot as usize + 1, 0);
@@ -255,8 +255,8 @@ impl Meter {
         self.last_token_ns[slot as usize] = 0;
     }
 
-    /// Count a record of a request, with or without a token. `completes_prompt`: it is the first record, and the prompt
-    /// is computed.
+    /// Count a record of a request, with or without a token. `completes_prompt`: this is its first record, and the
+    /// prompt is computed.
     pub(crate) fn count(
         &mut self,
         metrics: &Metrics,
@@ -286,7 +286,7 @@ impl Meter {
         }
     }
 
-    /// All tokens of a step have been counted.
+    /// Record that all tokens of a step have been counted.
     pub(crate) fn end_step(&mut self, metrics: &Metrics, now: u64) {
         let num_tokens = std::mem::take(&mut self.num_step_tokens);
         if num_tokens > 0 {
@@ -297,7 +297,7 @@ impl Meter {
         }
     }
 
-    /// Count the tokens of a step's decodes, all made now.
+    /// A counter for the tokens of a step's decodes, all made at `now`.
     pub(crate) fn decodes<'a>(&'a mut self, metrics: &'a Metrics, now: u64) -> DecodeMeter<'a> {
         DecodeMeter {
             last_token_ns: &mut self.last_token_ns,
@@ -315,14 +315,14 @@ pub(crate) struct DecodeMeter<'a> {
     last_token_ns: &'a mut [u64],
     previous_ns: u64,
     now: u64,
-    /// Tokens whose requests also had one in the step before.
+    /// Tokens of requests that also had one in the previous step.
     num_steady: u64,
     num_step_tokens: &'a mut u64,
     inter_token_latency: Option<&'a Histogram>,
 }
 
 impl DecodeMeter<'_> {
-    /// One more token of a request that has had one.
+    /// Count one more token of a request that already has one.
     #[inline]
     pub(crate) fn count(&mut self, slot: u32) {
         let Some(last_ns) = self.last_token_ns.get_mut(slot as usize) else { return };
@@ -334,7 +334,7 @@ impl DecodeMeter<'_> {
         }
     }
 
-    /// That was all, `num_tokens` in number.
+    /// Record that these were all, `num_tokens` in number.
     pub(crate) fn finish(self, num_tokens: usize) {
         *self.num_step_tokens += num_tokens as u64;
         if self.num_steady > 0
@@ -346,7 +346,7 @@ impl DecodeMeter<'_> {
 }
 
 impl Histograms {
-    /// A request has ended: what is counted once per request, of those that came to their end.
+    /// Record what is measured once per request, for requests that were completed.
     fn observe_end(&self, request: &Request, reason: FinishReason, last_token_ns: u64, now: u64) {
         let cold = &request.cold;
         let num_tokens = request.num_tokens - cold.num_prompt_tokens;

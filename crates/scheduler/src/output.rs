@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// Names one request between a front end and the core, for the core's whole life. Strings stay at the rim.
+/// Names one request between a front end and the core, uniquely for the core's whole life. Only the front ends use
+/// strings.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(transparent)]
 pub struct RequestKey(pub u64);
@@ -15,7 +16,7 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` or `max_model_len` reached.
     Length,
-    /// Aborted by its owner or by a shutdown.
+    /// Aborted by its client or by a shutdown.
     Abort,
     /// Failed; see `EngineCoreOutput::error`.
     Error,
@@ -37,7 +38,7 @@ impl FinishReason {
     }
 }
 
-/// Why a request failed, as numbers; the text is made at the rim.
+/// Why a request failed, as numbers; the front end makes the text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[repr(u8)]
 pub enum RequestError {
@@ -46,11 +47,11 @@ pub enum RequestError {
     None,
     /// A live request has the same id.
     DuplicateRequestId,
-    /// The step it was part of failed in the model.
+    /// The model failed in a step with it.
     StepFailed,
     /// The model gave no token for it: its logits were not numbers.
     NoToken,
-    /// Its grammar does not take the token that was sampled, or has become too complex to follow.
+    /// Its grammar does not accept the token that was sampled, or has become too complex to follow.
     GrammarRejected,
     /// Its grammar could not be compiled.
     GrammarFailed,
@@ -58,18 +59,18 @@ pub enum RequestError {
     QueueTimeout,
     /// A logits processor raised an error for it.
     ProcessorFailed,
-    /// A logits processor does not take its arguments.
+    /// A logits processor does not accept its arguments.
     ProcessorRefused,
-    /// The engine does not have its adapter, or not any more.
+    /// The engine does not have its adapter, or no longer has it.
     AdapterMissing,
-    /// There is no room for its grammar next to those of other requests, or not any more.
+    /// There is no room, or no longer room, for its grammar next to those of other requests.
     GrammarsFull,
-    /// What it asked for excludes every token, such as allowed ids that its grammar does not take.
+    /// Its parameters exclude every token, for example because its grammar accepts none of the allowed ids.
     NothingAllowed,
 }
 
 impl RequestError {
-    /// Whether what ran the step has words of its own about it.
+    /// Whether the worker has a message of its own about this error.
     #[must_use]
     pub fn is_explained(self) -> bool {
         matches!(self, Self::StepFailed | Self::ProcessorFailed | Self::ProcessorRefused)
@@ -109,12 +110,12 @@ impl fmt::Display for RequestError {
     }
 }
 
-/// What became of the drafts that a request's own prediction gave it.
+/// What became of the drafts from a request's own prediction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PredictedDrafts {
-    /// Kept: the answer went on as predicted.
+    /// Accepted: the answer continued as predicted.
     pub num_accepted: u16,
-    /// Run in vain.
+    /// Rejected.
     pub num_rejected: u16,
 }
 
@@ -126,7 +127,7 @@ impl PredictedDrafts {
 /// One token of one request, or its end, or both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EngineCoreOutput {
-    /// Whose it is.
+    /// The request.
     pub key: RequestKey,
     /// The token, or −1 when there is none (an abort, an error, `max_tokens = 0`).
     pub new_token_id: i32,
@@ -142,22 +143,23 @@ pub struct EngineCoreOutput {
     pub timestamp_ns: u64,
     /// Why it failed.
     pub error: RequestError,
-    /// Of the step that gave this record; on the first record of the step.
+    /// What became of the predicted drafts of this step; on the step's first record.
     pub predicted: PredictedDrafts,
 }
 
-/// The stop reason of an end that is not settled; no token has this id.
+/// The stop reason of an end whose cause is open; no token has this id.
 pub(crate) const UNSETTLED: i32 = -2;
 
 impl EngineCoreOutput {
-    /// Whether the engine waits to hear why the request ended ([`crate::EngineHandle::settle_end`]): it came to its
-    /// length, but it has stop strings, and only the front end knows whether the last text holds one.
+    /// Whether the front end has to report why the request ended ([`crate::EngineHandle::settle_end`]): it reached its
+    /// length limit, but it has stop strings, and only the front end knows whether the last text contains one.
     #[must_use]
     pub fn is_unsettled(&self) -> bool {
         self.finish_reason == Some(FinishReason::Length) && self.stop_reason == UNSETTLED
     }
 
-    /// Neither token nor end: the news that so many tokens of the prompt are computed, which has `stop_reason`'s place.
+    /// Make a record that has neither token nor end, but reports how many tokens of the prompt are computed; the number
+    /// is in the field `stop_reason`.
     pub(crate) fn progress(key: RequestKey, num_computed_tokens: u32, timestamp_ns: u64) -> Self {
         Self {
             key,
@@ -172,7 +174,7 @@ impl EngineCoreOutput {
         }
     }
 
-    /// How many tokens of the prompt are computed, in a record that says nothing else.
+    /// Number of computed prompt tokens, if this record reports nothing else.
     #[must_use]
     pub fn prompt_progress(&self) -> Option<u32> {
         let says_nothing_else = self.new_token_id < 0 && self.finish_reason.is_none();
@@ -201,19 +203,19 @@ pub struct SchedulerOutput {
     pub num_sampled: u32,
     /// Rows of logits: one per sampled request and one per draft.
     pub num_logits: u32,
-    /// Requests of which log-probabilities of the prompt are asked for.
+    /// Number of requests that need log-probabilities of their prompts.
     pub num_prompt_logprobs_reqs: u32,
-    /// Tokens of these whose logits are needed for that.
+    /// Number of tokens whose logits are needed for that.
     pub num_prompt_logprobs: u32,
     /// New and resumed requests.
     pub num_new_reqs: u32,
     /// Block-table differences.
     pub num_block_table_updates: u32,
-    /// Rows given up by finished requests since the last step.
+    /// Rows that finished requests have given up since the last step.
     pub num_finished: u32,
-    /// Rows given up by preempted requests in this step.
+    /// Rows that preempted requests have given up in this step.
     pub num_preempted: u32,
-    /// Sampled requests whose output obeys a grammar.
+    /// Number of sampled requests whose output obeys a grammar.
     pub num_structured_output_reqs: u32,
     /// Pairs in `blocks_to_swap_out`.
     pub num_swap_out: u32,

@@ -1,12 +1,12 @@
-//! `Scheduler`: what the next step runs.
+//! `Scheduler`: decides what the next step runs.
 //!
-//! There is no prefill phase and no decode phase: every request has `num_computed_tokens`, which must
-//! catch up with `num_tokens`. A step first serves the running list in admission order, taking blocks
-//! from the worst request when the pool is empty, and then, unless it had to do that, admits waiting ones.
+//! There is no prefill phase and no decode phase: each request has `num_computed_tokens`, which must catch up with
+//! `num_tokens`. A step first serves the running list in admission order. If the pool is empty, it takes blocks from
+//! the request that is last in line. Then, unless it had to do that, it admits waiting requests.
 //!
-//! The modules below it are its methods by subject; its fields are theirs alone.
+//! The modules below this one are its methods by subject; only they use its fields.
 //!
-//! The scheduler belongs to one thread (`!Sync` by type); other threads talk to it through `EngineHandle`.
+//! The scheduler belongs to one thread (`!Sync` by type); other threads use `EngineHandle`.
 
 mod adapters;
 mod admission;
@@ -63,9 +63,9 @@ pub struct Scheduler {
     requests: Requests,
     waiting: RequestQueue,
     deadlines: Deadlines,
-    /// Slots in admission order.
+    /// Slots of the running requests in admission order.
     running: Vec<u32>,
-    /// Victims that will be swapped out when no step that they are in is in flight; they still have their blocks.
+    /// Preempted requests that will be swapped out when the steps with them have ended; they still have their blocks.
     leaving: Vec<u32>,
     kv: KVCacheManager,
     /// Searches of several beams.
@@ -76,26 +76,27 @@ pub struct Scheduler {
     handle: EngineHandle,
     stats: SchedulerStats,
     meter: Meter,
-    /// Adapters that requests may name; `None`: the owner keeps no list, and does not send what it does not have.
+    /// Adapters that requests may name; `None`: the owner keeps no list and makes sure that requests name only existing
+    /// ones.
     known_adapters: Option<HashSet<i64>>,
     /// Makes drafts, if the scheduler does.
     drafter: Option<Drafter>,
-    /// Who came and left with a grammar, until `take_grammar_news`.
+    /// Arrivals and departures of requests with grammars, until `take_grammar_news`.
     grammar_news: Vec<GrammarNews>,
     events: EventLog,
-    /// Scratch of a dispatch: the copies of its step.
+    /// Buffer for `dispatch`: the copies of its step.
     copies: BlockCopies,
-    /// Scratch of an admission: the blocks found for it, and who did not fit before it.
+    /// Buffers for admissions: the blocks found for a request, and the requests before it that did not fit.
     hits: Vec<BlockId>,
     passed_over: Vec<u32>,
     _owned_by_one_thread: PhantomData<Cell<()>>,
 }
 
 impl Scheduler {
-    /// A scheduler over registered buffer sets.
+    /// Make a scheduler over registered buffer sets.
     ///
     /// # Errors
-    /// A number outside its limits, or no buffer sets.
+    /// A number is outside its limits, or there are no buffer sets.
     pub fn new(config: SchedulerConfig, buffers: Vec<StepBuffers>) -> Result<Self, SchedulerError> {
         config.check()?;
         let (needed, got) = (config.num_buffer_sets(), buffers.len());
@@ -105,7 +106,8 @@ impl Scheduler {
         let hasher = ChainHasher::random_with(config.hash_algorithm);
         let pool = BlockPool::new(config.num_blocks)?;
         let handle = EngineHandle::new(config.clone(), hasher.clone(), pool.shared());
-        // Room for a step and a half: a larger ring would cycle through more cache than it saves in patience.
+        // Room for a step and a half. A larger ring would take more of the cache than the waiting that it saves is
+        // worth.
         let tokens_per_step = (config.max_num_seqs * (1 + config.num_speculative_tokens)) as usize;
         let outgoing = Outgoing::new(tokens_per_step + tokens_per_step / 2 + 16);
         let max_num_seqs = config.max_num_seqs;
@@ -138,27 +140,27 @@ impl Scheduler {
             config,
             _owned_by_one_thread: PhantomData,
         };
-        // Before the first step, too, there are blocks.
+        // The counters must show the blocks even before the first step.
         scheduler.publish();
         Ok(scheduler)
     }
 
-    /// The shared side.
+    /// A handle for other threads.
     #[must_use]
     pub fn handle(&self) -> EngineHandle {
         self.handle.clone()
     }
 
-    /// The output side's end of the egress; there is one.
+    /// The output side's end of the egress; only the first call returns it.
     pub fn take_consumer(&mut self) -> Option<Consumer> {
         self.outgoing.take_consumer()
     }
 
-    /// Plan the next step into the next free buffer set. `None` when nothing can run now; with steps in flight that
-    /// may change when the oldest is updated.
+    /// Plan the next step into the next free buffer set. Returns `None` if nothing can run now; if steps are in flight,
+    /// that may change when the oldest is updated.
     ///
     /// # Errors
-    /// When `max_steps_in_flight` steps are in flight: the next one is planned after one was updated.
+    /// `max_steps_in_flight` steps are in flight: update one first.
     pub fn schedule(&mut self) -> Result<Option<SchedulerOutput>, SchedulerError> {
         let set = self.steps.free_set()?;
         self.drain_inbox();
@@ -169,8 +171,8 @@ impl Scheduler {
             return Ok(None);
         }
         self.steps.begin(set);
-        // A plan that came to nothing may have preempted: the worker hears of it with this step, but that was another
-        // turn.
+        // An earlier plan that was dropped may have preempted. The worker learns of that with this step, but it does
+        // not count here.
         let num_preempted_before = self.rows.num_preempted();
         self.swap_out_leaving(set);
         let mut budget = self.config.max_num_batched_tokens;
@@ -188,7 +190,7 @@ impl Scheduler {
         Ok(Some(self.dispatch(set)))
     }
 
-    /// Requests of one step at most: of a pipeline each stage is to have a step, and a request is in one of them.
+    /// Most requests of one step: in a pipeline, each stage must have a step, and a request is in only one of them.
     fn max_rows(&self) -> usize {
         let most = self.config.max_num_seqs as usize;
         if !self.config.is_pipeline() {
@@ -198,7 +200,7 @@ impl Scheduler {
         wanted.div_ceil(self.config.pipeline_stages as usize).max(1)
     }
 
-    /// Complete the plan in `set`: it is in flight from now on.
+    /// Complete the plan in `set`; from now on it is in flight.
     fn dispatch(&mut self, set: usize) -> SchedulerOutput {
         let step = &mut self.steps[set];
         step.finish();
@@ -222,11 +224,12 @@ impl Scheduler {
         output
     }
 
-    /// Drop drafts of the step that was scheduled last, because they were not made: of the request in batch position
-    /// `i` only the first `num_kept[i]` stay. The step is written again; what is returned takes the place of `output`.
+    /// Drop drafts of the step that was scheduled last, because they were not made: the request in batch position `i`
+    /// keeps only its first `num_kept[i]`. The step is written again, and the returned output replaces `output`.
     ///
     /// # Errors
-    /// When `output` is not the newest step in flight, or `num_kept` has another length than the step has requests.
+    /// `output` is not the newest step in flight, or the length of `num_kept` is not the number of requests in the
+    /// step.
     pub fn truncate_drafts(
         &mut self,
         output: &SchedulerOutput,
@@ -256,9 +259,9 @@ impl Scheduler {
         Ok(step.output)
     }
 
-    /// How long the parts of a step took, as what runs the model has measured it: `times_ns` says when each of
-    /// [`STEP_PHASES`](crate::STEP_PHASES) began and when the last ended (monotonic nanoseconds, ascending). By the
-    /// owner's thread.
+    /// Record how long the parts of a step took. `times_ns` are the times when each of
+    /// [`STEP_PHASES`](crate::STEP_PHASES) began, and when the last one ended, as the worker measured them (monotonic
+    /// nanoseconds, ascending). Call this on the owner's thread.
     pub fn record_step_phases(&mut self, times_ns: &[u64; NUM_STEP_PHASES + 1]) {
         self.handle.shared.metrics.observe_step_phases(times_ns);
     }
@@ -269,7 +272,7 @@ impl Scheduler {
         self.steps.of(output).map(|step| &step.buffers)
     }
 
-    /// Requests that have not finished.
+    /// Number of requests that have not finished.
     #[must_use]
     pub fn num_unfinished_requests(&self) -> usize {
         self.running.len() + self.leaving.len() + self.waiting.len()
@@ -289,8 +292,8 @@ impl Scheduler {
         self.outgoing.has_published() || self.outgoing.num_held_back() > 0
     }
 
-    /// Forget every cached block; `false` while blocks are in use. With `preempt_running` all requests give theirs up
-    /// first, those in CPU memory too, and are computed again.
+    /// Forget every cached block; returns `false` while blocks are in use. With `preempt_running`, all requests first
+    /// give up their blocks, including those in CPU memory, and are computed again.
     pub fn reset_prefix_cache(&mut self, preempt_running: bool) -> bool {
         if preempt_running {
             self.preempt_all();
@@ -301,13 +304,13 @@ impl Scheduler {
         done
     }
 
-    /// The scheduler's numbers.
+    /// The scheduler's configuration.
     #[must_use]
     pub fn config(&self) -> &SchedulerConfig {
         &self.config
     }
 
-    /// Copy the counters to where other threads read them, and hand over what waits for the output side.
+    /// Copy the counters to where other threads read them, and pass waiting records to the output side.
     pub(crate) fn publish(&mut self) {
         self.outgoing.publish();
         self.stats.num_held_back = self.outgoing.num_held_back() as u64;

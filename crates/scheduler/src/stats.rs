@@ -48,17 +48,17 @@ counters! {
     num_finished,
     /// Requests that were scheduled for the first time.
     num_admitted_requests,
-    /// The tokens that these counted for in the queue: their prompts', but for those that fork another.
+    /// The tokens for which these counted in the queue: those of their prompts, except for forks.
     num_admitted_tokens,
-    /// Tokens of prompts, of requests that got their first token.
+    /// Prompt tokens of requests that got their first token.
     num_prompt_tokens,
-    /// Of these, not computed: cached, or shared with the request that was forked.
+    /// How many of these were not computed, because they were cached or shared with the request that was forked.
     num_prompt_tokens_cached,
     /// Tokens sampled.
     num_generation_tokens,
     /// Requests that ended with EOS, a stop token or a stop string.
     num_finished_stop,
-    /// Requests that ended because they may have no more tokens.
+    /// Requests that ended because they had reached their length limit.
     num_finished_length,
     /// Requests that were aborted.
     num_finished_abort,
@@ -72,57 +72,57 @@ counters! {
     num_queue_timeouts,
     /// Preemptions since the start.
     num_preemptions,
-    /// Blocks copied for beams that were about to write into one that others hold.
+    /// Blocks that were copied because a beam was about to write to one that others hold.
     num_beam_copies,
-    /// Victims whose KV moved to CPU memory.
+    /// Preempted requests whose KV moved to CPU memory.
     num_swapped_out,
     /// Requests whose KV came back from there.
     num_swapped_in,
-    /// Requests that began with the KV of another.
+    /// Requests that started with the KV of another.
     num_forks,
-    /// Admissions past a request that did not fit.
+    /// Admissions that overtook a request that did not fit.
     num_look_past,
-    /// Rows with drafts that were run.
+    /// Rows that ran drafts.
     num_drafts,
-    /// Draft tokens that were run.
+    /// Draft tokens that ran.
     num_draft_tokens,
-    /// Of these, accepted.
+    /// How many of these were accepted.
     num_accepted_tokens,
-    /// Samples that were not drawn in their step, because what they may be was not known yet.
+    /// Samples that were not taken in their step, because it was not known yet which tokens were allowed.
     num_withheld_samples,
-    /// Tokens that a grammar left no choice about, and that no step was spent on.
+    /// Tokens that a grammar left no choice about, and for which no step was spent.
     num_forced_tokens,
-    /// Drafts that were found and not run, because they would not have paid.
+    /// Drafts that were found but did not run, because they would not have paid.
     num_withheld_draft_tokens,
-    /// How often drafts were switched off for a while, because they cost more than they gave.
+    /// How often drafts were switched off for a while because they cost more than they gave.
     num_draft_pauses,
-    /// 1 while they are off.
+    /// 1 while drafts are switched off.
     is_drafting_paused,
     /// Tokens scheduled since the start.
     num_scheduled_tokens,
-    /// Tokens of prompts that were looked up, once per first admission; a request that may not read the cache, or forks
-    /// another, looks nothing up.
+    /// Prompt tokens that were looked up, once per first admission. Requests that may not read the cache, and forks,
+    /// look nothing up.
     prefix_cache_queries,
-    /// Of these, tokens found.
+    /// How many of these were found.
     prefix_cache_hits,
     /// Tokens looked up when a preempted request came back.
     preempted_cache_queries,
-    /// Of these, tokens found.
+    /// How many of these were found.
     preempted_cache_hits,
-    /// Blocks, the null block not counted.
+    /// Number of blocks, without the null block.
     num_usable_blocks,
     /// Blocks that can be allocated now.
     num_free_blocks,
-    /// Blocks in CPU memory that hold nothing.
+    /// Free blocks in CPU memory.
     num_free_cpu_blocks,
-    /// Outputs that found the egress full and wait for room in it.
+    /// Outputs that found the egress full and wait for room.
     num_held_back,
-    /// Step that was updated last.
+    /// The step that was updated last.
     last_updated_step,
 }
 
 impl SchedulerStats {
-    /// A request has left, for this reason.
+    /// Count the end of a request, by its reason.
     pub(crate) fn count_end(&mut self, reason: FinishReason) {
         let number = match reason {
             FinishReason::Stop => &mut self.num_finished_stop,

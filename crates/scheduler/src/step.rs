@@ -1,8 +1,8 @@
-//! `Step`: the plan of one step, written into its buffer set as it is made.
+//! `Step`: the plan of one step, written into its buffer set while it is made.
 //!
-//! Rows are appended while requests are scheduled. The rare event that a row leaves the step again
-//! (a victim under the priority policy, drafts that were not made) replays the remaining entries into the
-//! set from its start.
+//! Rows are appended while requests are scheduled. In the rare case that a row leaves the plan again (a victim under
+//! the priority policy) or loses drafts that were not made, the remaining entries are written again from the start of
+//! the set.
 
 mod drafts;
 pub(crate) mod rows;
@@ -19,7 +19,7 @@ use crate::{
     step_buffers::{ArraySpec, Column, RowFacts, StepBuffers},
 };
 
-/// No difference to the block table.
+/// The block table has not changed.
 pub(crate) const UNCHANGED: u32 = u32::MAX;
 
 /// One scheduled request.
@@ -29,40 +29,40 @@ pub(crate) struct Entry {
     pub(crate) num_scheduled_tokens: u32,
     /// Tokens computed before this step.
     pub(crate) num_computed_tokens: u32,
-    /// Blocks from here on are new to the worker.
+    /// Blocks from this index on are new to the worker.
     pub(crate) block_table_start: u32,
-    /// Where in the step's `draft_token_ids` its drafts are.
+    /// Where its drafts begin in the step's `draft_token_ids`.
     draft_start: u32,
     /// How many of its tokens, the last ones, are drafts.
     pub(crate) num_draft_tokens: u8,
-    /// Whether the step yields a token for it.
+    /// Whether the step samples a token for it.
     pub(crate) sampled: bool,
-    /// Its token was called off after the plan was made.
+    /// Whether that sample was cancelled after the plan was made.
     pub(crate) is_withheld: bool,
-    /// Told with the step's tokens.
+    /// Forced tokens that are emitted with the step's tokens.
     pub(crate) forced: ForcedTokens,
-    /// New or resumed: the worker learns its parameters.
+    /// New or resumed: the worker must learn its parameters.
     pub(crate) is_new: bool,
 }
 
 impl Entry {
-    /// Placeholders that the row has added to its request.
+    /// Number of placeholders that the row has added to its request.
     pub(crate) fn num_placeholders(&self) -> u32 {
         if self.sampled && !self.is_withheld { 1 + u32::from(self.num_draft_tokens) } else { 0 }
     }
 }
 
-/// What a row is, apart from its request.
+/// The properties of a row, apart from its request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(crate) num_tokens: u32,
-    /// The first block that is new to the worker, when the table grew.
+    /// The first block that is new to the worker, if the table has grown.
     pub(crate) block_table_start: Option<u32>,
-    /// New or resumed.
+    /// Whether it is new or resumed.
     pub(crate) is_new: bool,
 }
 
-/// The plan and its arrays. `output.step == 0` while the set has never been used.
+/// The plan and its arrays. `output.step == 0` until the set is used for the first time.
 #[derive(Debug)]
 pub(crate) struct Step {
     pub(crate) buffers: StepBuffers,
@@ -77,18 +77,18 @@ pub(crate) struct Step {
     fits_all_blocks: bool,
     max_num_seqs: usize,
     block_size: u32,
-    /// Whether a request whose token is being sampled is not in the plan.
+    /// Whether a request whose token is being sampled must not be in the plan.
     waits_for_tokens: bool,
-    /// Drafts per request at most; `num_draft_tokens` is all zeros for ever when this is 0.
+    /// Most drafts per request; if it is 0, `num_draft_tokens` stays zero forever.
     num_speculative_tokens: u32,
-    /// Tokens of the plan that was in the set before: its slots are reset to padding.
+    /// Number of tokens of the previous plan in this set: these slots are reset to padding.
     previous_num_tokens: usize,
     draft_token_ids: Vec<i32>,
-    /// Rows of which log-probabilities of the prompt are asked for, in the order of the entries.
+    /// Rows that need log-probabilities of their prompts, in the order of the entries.
     pub(crate) prompt_spans: Vec<PromptSpan>,
-    /// Scratch of a round of decodes: row, place in its table and id of each block that was begun.
+    /// Buffer for a round of decodes: row, index in its table and id of each block that was begun.
     new_blocks: Vec<[u32; 3]>,
-    /// Ids of the requests behind `finished_rows` and who was behind `preempted_rows`: for the debug view.
+    /// Ids of the requests in `finished_rows` and `preempted_rows`, for the debug view.
     pub(crate) finished_ids: Vec<Box<str>>,
     pub(crate) preempted: Vec<Tenant>,
 }
@@ -111,7 +111,7 @@ impl Step {
             block_size: config.block_size,
             waits_for_tokens: config.is_pipeline(),
             num_speculative_tokens: config.num_speculative_tokens,
-            // Nothing is known of what is in a set before its first use.
+            // Before its first use, the content of a set is unknown.
             previous_num_tokens: config.max_num_batched_tokens as usize,
             draft_token_ids: Vec::with_capacity(
                 (config.max_num_seqs * config.num_speculative_tokens) as usize,
@@ -123,9 +123,9 @@ impl Step {
         }
     }
 
-    /// Start the plan of step number `step` in set `buffer_index`.
+    /// Begin the plan of step number `step` in set `buffer_index`.
     pub(crate) fn begin(&mut self, step: u64, buffer_index: u32) {
-        // A plan that came to nothing has written nothing: the one before it still marks the set.
+        // A plan that was dropped has written nothing, so the one before it still describes the set.
         if self.output.total_num_scheduled_tokens > 0 {
             self.previous_num_tokens = self.output.total_num_scheduled_tokens as usize;
         }
@@ -138,7 +138,7 @@ impl Step {
         self.rewind();
     }
 
-    /// Forget the rows; what left with this step stays.
+    /// Forget the rows, but not who left with this step.
     fn rewind(&mut self) {
         self.num_block_ids = 0;
         self.num_stop_ids = 0;
@@ -162,7 +162,7 @@ impl Step {
             && self.num_stop_ids + num_stop_ids <= self.stop_ids_capacity
     }
 
-    /// Whether they have room for a row of the running list, with `num_blocks_behind` left for the rows that follow it.
+    /// Whether they have room for a row of the running list, with `num_blocks_behind` left for the rows after it.
     pub(crate) fn has_room_with(
         &self,
         num_blocks: usize,
@@ -173,10 +173,10 @@ impl Step {
         self.has_room(num_blocks, num_stop_ids)
     }
 
-    /// The path that nearly every row takes: one token each for the leading requests of `running` that are plain
-    /// decodes and have, or can be given, a block for it. Returns how many that were.
+    /// The path of nearly every row: one token each for the leading requests of `running` that are plain decodes and
+    /// have, or can get, a block for it. Returns how many there were.
     ///
-    /// What differs from row to row is written as the rows are visited; what follows from it is filled in afterwards,
+    /// What differs between rows is written while they are visited; what follows from it is filled in afterwards,
     /// column by column.
     pub(crate) fn push_decodes(
         &mut self,
@@ -187,7 +187,7 @@ impl Step {
     ) -> usize {
         let count = running.len().min(most);
         let (index, token) = (self.output.num_reqs as usize, self.output.total_num_scheduled_tokens as usize);
-        // Slices, so that no bound and no address is looked up again for every row.
+        // Slices, so that bounds and addresses are not looked up again for every row.
         let idx_mapping = self.buffers.idx_mapping.window(index, count);
         let num_computed_tokens = self.buffers.num_computed_tokens.window(index, count);
         let input_ids = self.buffers.input_ids.window(token, count);
@@ -218,7 +218,7 @@ impl Step {
             }
             *row = request.row as i32;
             *num_computed = computed as i32;
-            // With a placeholder the token is being sampled.
+            // With a placeholder, the token is still being sampled.
             *input_id = if request.num_tokens == expected { request.last_token_id() } else { UNKNOWN_TOKEN };
             *slot_of_token = request.next_slot as i32;
             self.entries.push(Entry {
@@ -249,7 +249,7 @@ impl Step {
         done
     }
 
-    /// The columns of `done` plain decodes that follow from those that `push_decodes` has written.
+    /// Fill the columns of `done` plain decodes that follow from those that `push_decodes` has written.
     fn fill_decodes(&mut self, index: usize, token: usize, done: usize) {
         let sample = self.output.num_sampled as usize;
         let logit = self.output.num_logits as usize;
@@ -278,7 +278,7 @@ impl Step {
         output.max_num_scheduled_tokens = output.max_num_scheduled_tokens.max(u32::from(done > 0));
     }
 
-    /// Any other row.
+    /// Append any other row.
     pub(crate) fn push(&mut self, slot: u32, request: &mut Request, row: Row) {
         let computed = request.num_computed_tokens;
         let end = computed + row.num_tokens;
@@ -307,29 +307,29 @@ impl Step {
         request.locate_next_slot(self.block_size);
     }
 
-    /// Blocks that the array of new blocks still has room for.
+    /// Number of blocks for which the array of new blocks still has room.
     pub(crate) fn block_ids_left(&self) -> usize {
         self.block_ids_capacity - self.num_block_ids
     }
 
-    /// What the plan has for a request so far.
+    /// The entry of a request in the plan so far.
     pub(crate) fn entry_of(&self, tenant: Tenant) -> Option<&Entry> {
         self.entries.iter().rev().find(|entry| entry.tenant == tenant)
     }
 
-    /// Take a request out of the plan again.
+    /// Remove a request from the plan.
     pub(crate) fn remove(&mut self, slot: u32) -> Option<Entry> {
         let position = self.entries.iter().position(|entry| entry.tenant.slot == slot)?;
         Some(self.entries.remove(position))
     }
 
-    /// Forget what a request that leaves the plan was asked for of its prompt.
+    /// Forget the prompt positions that a request that leaves the plan needed logits for.
     pub(crate) fn remove_prompt_span(&mut self, tenant: Tenant) -> Option<PromptSpan> {
         let position = self.prompt_spans.iter().position(|span| span.tenant == tenant)?;
         Some(self.prompt_spans.remove(position))
     }
 
-    /// Fill the padding; the scalars of the rows are final afterwards.
+    /// Fill the padding; the scalars are final afterwards.
     pub(crate) fn finish(&mut self) {
         let num_tokens = self.output.total_num_scheduled_tokens as usize;
         let num_reqs = self.output.num_reqs as usize;
@@ -341,7 +341,7 @@ impl Step {
         self.buffers.slot_mapping.window(num_tokens, padding).fill(-1);
     }
 
-    /// Note who has left: requests that finished since the last step and those that were preempted for this one.
+    /// Write the departures: requests that finished since the last step, and those that were preempted for this one.
     pub(crate) fn write_departures(&mut self, rows: &mut Rows) {
         for (index, (row, request_id)) in rows.take_finished().enumerate() {
             self.buffers.finished_rows.write(index, row as i32);
@@ -355,7 +355,7 @@ impl Step {
         self.output.num_preempted = self.preempted.len() as u32;
     }
 
-    /// Note the block copies that the worker makes before it runs the step.
+    /// Write the block copies that the worker makes before it runs the step.
     pub(crate) fn write_copies(&mut self, copies: &BlockCopies) {
         let pairs = copies.blocks_to_swap_out.iter().map(|&(block, cpu_block)| [block.0, cpu_block.0]);
         self.output.num_swap_out = write_pairs(&mut self.buffers.blocks_to_swap_out, pairs);
@@ -365,7 +365,7 @@ impl Step {
         self.output.num_copies = write_pairs(&mut self.buffers.blocks_to_copy, pairs);
     }
 
-    /// One row. `num_expected` is the request's `num_expected_tokens` before the row.
+    /// Write one row. `num_expected` is the request's `num_expected_tokens` before the row.
     fn write(&mut self, entry: &Entry, request: &Request, num_expected: u32) {
         debug_assert_ne!(request.row, NO_ROW, "a scheduled request has a row");
         let computed = entry.num_computed_tokens;
@@ -398,7 +398,7 @@ impl Step {
         self.count_row(entry, request, end);
     }
 
-    /// The arrays that have one element per request.
+    /// Write the arrays with one element per request.
     fn write_row(&mut self, entry: &Entry, request: &Request, computed: u32) {
         let index = self.output.num_reqs as usize;
         let buffers = &mut self.buffers;
@@ -440,7 +440,7 @@ impl Step {
         }
     }
 
-    /// Whose logits judge tokens of the prompt, if the row is asked for that.
+    /// Write which logits judge tokens of the prompt, if the row needs that.
     fn write_prompt_span(&mut self, entry: &Entry, request: &Request) {
         let Some(span) = self.prompt_spans.iter().find(|span| span.tenant == entry.tenant) else { return };
         let output = &mut self.output;
@@ -484,7 +484,7 @@ impl Step {
         self.output.num_new_reqs += 1;
     }
 
-    /// Tell the worker of `blocks`, which are those of a row from `start` on.
+    /// Write new `blocks` of a row, which begin at index `start` of its table.
     fn write_block_table(&mut self, row: u32, start: u32, blocks: &[BlockId]) {
         let index = self.output.num_block_table_updates as usize;
         self.buffers.bt_rows.write(index, row as i32);
@@ -500,17 +500,17 @@ impl Step {
     }
 }
 
-/// What became of a decode whose position is the last of its block or the first of the next, or only looks like it.
+/// The result for a decode whose position is the last of its block or the first of the next, or looks like it.
 enum Border {
     /// It is not a plain decode, or there is no block for it; nothing has changed.
     Refused,
     /// It runs in a block that it has.
     InBlock,
-    /// It has been given a block.
+    /// It got a new block.
     NewBlock(BlockId),
 }
 
-/// Give a decode the block that it needs, and make findable what it fills.
+/// Give a decode the block that it needs, and register the block that it fills.
 fn reach_border(request: &mut Request, kv: &mut KVCacheManager, block_size: u32, step: u64) -> Border {
     if request.cold.seat.is_some() {
         return Border::Refused; // Others may hold the block.

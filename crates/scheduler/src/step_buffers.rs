@@ -26,7 +26,7 @@ pub const SAMPLING_INT_COLUMNS: [&str; NUM_INTS + RowFacts::NAMES.len()] = {
 
 macro_rules! row_facts {
     ($($(#[$doc:meta])* $name:ident;)+) => {
-        /// What the worker gets of a new row in addition to the numbers of the table.
+        /// What the worker gets for a new row in addition to the numbers of the table.
         pub(crate) struct RowFacts {
             $($(#[$doc])* pub(crate) $name: i64,)+
         }
@@ -34,7 +34,7 @@ macro_rules! row_facts {
         impl RowFacts {
             const NAMES: [&str; [$(stringify!($name)),+].len()] = [$(stringify!($name)),+];
 
-            /// In the order of the columns.
+            /// The values in the order of the columns.
             pub(crate) fn columns(&self) -> [i64; Self::NAMES.len()] {
                 [$(self.$name),+]
             }
@@ -47,11 +47,11 @@ row_facts! {
     min_tokens;
     /// Where its output begins.
     num_prompt_tokens;
-    /// 1: it has parameters that are lists.
+    /// 1 if it has list parameters.
     has_extras;
 }
 
-/// Stop ids that one request may mask at most.
+/// Most stop ids that one request may mask.
 pub const MAX_STOP_TOKEN_IDS: usize = 1024;
 
 /// Element type of an array.
@@ -66,7 +66,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// numpy's name.
+    /// Its name in numpy.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -86,7 +86,7 @@ impl DType {
     }
 }
 
-/// What one array must be.
+/// The specification of one array.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ArraySpec {
     /// Name, the same in both languages.
@@ -105,7 +105,7 @@ impl ArraySpec {
     }
 }
 
-/// An array that does not fit its specification.
+/// An array that is shorter than its specification.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("step buffer {name} needs {expected} elements, got {got}")]
 pub struct BufferError {
@@ -117,7 +117,7 @@ pub struct BufferError {
     pub got: usize,
 }
 
-/// A typed place in registered memory.
+/// A typed array in registered memory.
 #[derive(Debug)]
 pub struct Column<T> {
     start: NonNull<T>,
@@ -132,7 +132,7 @@ impl<T: Copy> Column<T> {
     /// Write one element.
     ///
     /// # Panics
-    /// When `index` is outside the array: a bug in the scheduler, whose budgets bound every index.
+    /// `index` is outside the array: a bug in the scheduler, whose budgets bound every index.
     #[inline]
     pub(crate) fn write(&mut self, index: usize, value: T) {
         assert!(index < self.len, "step buffer overrun");
@@ -157,10 +157,10 @@ impl<T: Copy> Column<T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(index).as_ptr(), len) }
     }
 
-    /// Read one element (tests and the debug view).
+    /// Read one element, for tests and the debug view.
     ///
     /// # Panics
-    /// When `index` is outside the array.
+    /// `index` is outside the array.
     #[must_use]
     pub fn read(&self, index: usize) -> T {
         assert!(index < self.len, "step buffer overrun");
@@ -168,7 +168,7 @@ impl<T: Copy> Column<T> {
         unsafe { self.start.add(index).read() }
     }
 
-    /// The first `len` elements, copied.
+    /// Copy the first `len` elements.
     #[must_use]
     pub fn to_vec(&self, len: usize) -> Vec<T> {
         (0..len).map(|i| self.read(i)).collect()
@@ -181,7 +181,7 @@ macro_rules! step_buffers {
         #[derive(Debug)]
         pub struct StepBuffers {
             $($(#[$doc])* pub $name: Column<$type>,)*
-            /// Memory of our own, when not Python's.
+            /// Our own memory, if it is not Python's.
             _owned: Vec<Vec<u64>>,
         }
 
@@ -228,15 +228,15 @@ macro_rules! step_buffers {
     };
 }
 
-/// The sizes that the shapes are made of.
+/// The sizes in the shapes.
 struct Sizes {
     reqs: usize,
     tokens: usize,
     block_ids: usize,
     stop_ids: usize,
-    /// Rows of logits of one request at most.
+    /// Most rows of logits of one request.
     logits: usize,
-    /// Pairs of a swap list at most; an array has one element at least.
+    /// Most pairs of a swap list; an array has at least one element.
     swaps: usize,
 }
 
@@ -288,17 +288,17 @@ step_buffers! {
     stop_indptr: i32, Int32, |c| vec![c.reqs + 1];
     /// Ids masked while fewer than `min_tokens` outputs exist.
     stop_token_ids: i32, Int32, |c| vec![c.stop_ids];
-    /// `[R]` rows of requests that ask for log-probabilities of their prompts, where the step runs some of these.
+    /// `[R]` rows of requests that need log-probabilities of prompt tokens in this step.
     prompt_logprobs_rows: i32, Int32, |c| vec![c.reqs];
-    /// `[R + 1]` start of each one's tokens in the two arrays that follow.
+    /// `[R + 1]` start of each such row's tokens in the next two arrays.
     prompt_logprobs_indptr: i32, Int32, |c| vec![c.reqs + 1];
-    /// `[T]` flattened index of each token whose logits are needed: they judge the token behind it.
+    /// `[T]` flattened index of each token whose logits are needed: they judge the next token.
     prompt_logprobs_indices: i32, Int32, |c| vec![c.tokens];
-    /// `[T]` id of the token behind it.
+    /// `[T]` id of that next token.
     prompt_logprobs_targets: i32, Int32, |c| vec![c.tokens];
     /// `[R]` rows whose block table changes.
     bt_rows: i32, Int32, |c| vec![c.reqs];
-    /// `[R]` where in the row.
+    /// `[R]` where in the table the new blocks begin.
     bt_starts: i32, Int32, |c| vec![c.reqs];
     /// `[R + 1]` start of each difference in `bt_block_ids`.
     bt_indptr: i32, Int32, |c| vec![c.reqs + 1];
@@ -317,7 +317,7 @@ step_buffers! {
 }
 
 impl StepBuffers {
-    /// A set over memory of its own: for benches, tests and a scheduler without a model.
+    /// Make a set over memory of its own, for benches, tests and a scheduler without a model.
     ///
     /// # Panics
     /// Never in practice: the memory is made to fit the specification.

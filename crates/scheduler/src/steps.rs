@@ -18,7 +18,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Steps {
     sets: Vec<Step>,
-    /// Sets of the steps that are not updated yet, oldest first.
+    /// Sets of the steps that were not updated yet, oldest first.
     in_flight: VecDeque<usize>,
     last_step: u64,
     max_in_flight: u32,
@@ -50,7 +50,7 @@ impl Steps {
         }
     }
 
-    /// The set for the next step. Sets rotate, so that what was written for the last step stays readable.
+    /// The set for the next step. Sets rotate, so that the arrays of the last step stay readable.
     pub(crate) fn free_set(&self) -> Result<usize, SchedulerError> {
         match self.oldest() {
             Some(oldest) if self.in_flight.len() >= self.max_in_flight as usize => {
@@ -68,13 +68,13 @@ impl Steps {
         self.sets[set].begin(self.last_step + 1, set as u32);
     }
 
-    /// The plan in `set` is complete: its step is in flight.
+    /// Record that the plan in `set` is complete: its step is in flight.
     pub(crate) fn dispatch(&mut self, set: usize) {
         self.last_step = self.sets[set].output.step;
         self.in_flight.push_back(set);
     }
 
-    /// The oldest step in flight has ended. Returns its number.
+    /// Record that the oldest step in flight has ended. Returns its number.
     pub(crate) fn close(&mut self, set: usize) -> u64 {
         self.in_flight.pop_front();
         self.sets[set].output.step
@@ -85,7 +85,7 @@ impl Steps {
         self.last_step
     }
 
-    /// Number of the step that was dispatched last, while any step is in flight.
+    /// Number of the step that was dispatched last; `None` if no step is in flight.
     pub(crate) fn newest_in_flight(&self) -> Option<u64> {
         (!self.in_flight.is_empty()).then_some(self.last_step)
     }
@@ -105,20 +105,20 @@ impl Steps {
         self.in_flight.iter().copied()
     }
 
-    /// The step of `output`, when it is in flight and has not been written again.
+    /// The step of `output`, if it is in flight and was not written again.
     pub(crate) fn of(&self, output: &SchedulerOutput) -> Option<&Step> {
         let set = output.buffer_index as usize;
         self.sets.get(set).filter(|step| step.output == *output && self.in_flight.contains(&set))
     }
 
-    /// As [`of`](Self::of).
+    /// See [`of`](Self::of).
     pub(crate) fn of_mut(&mut self, output: &SchedulerOutput) -> Option<&mut Step> {
         let set = output.buffer_index as usize;
         let is_in_flight = self.in_flight.contains(&set);
         self.sets.get_mut(set).filter(|step| is_in_flight && step.output == *output)
     }
 
-    /// What steps in flight are to tell of a request's forced tokens, oldest first; they tell it no more.
+    /// Take the forced tokens of a request that steps in flight would have emitted, oldest first.
     pub(crate) fn take_forced(&mut self, tenant: Tenant) -> Vec<ForcedTokens> {
         let mut found = Vec::new();
         for &set in &self.in_flight {

@@ -1,4 +1,4 @@
-//! The one door to atomics and shared cells: std in production, loom's models under `cfg(loom)`.
+//! The only access to atomics and shared cells: std in production, loom's models under `cfg(loom)`.
 
 #[cfg(loom)]
 pub(crate) use loom::{

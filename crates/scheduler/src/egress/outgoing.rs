@@ -27,7 +27,7 @@ impl Outgoing {
         self.consumer.take()
     }
 
-    /// Into the egress, or behind what already waits for room in it.
+    /// Put a record into the egress, or behind the records that already wait for room.
     pub(crate) fn offer(&mut self, record: EngineCoreOutput) {
         if !self.spill.is_empty() || !self.egress.has_room() {
             self.spill.push_back(record);
@@ -36,7 +36,7 @@ impl Outgoing {
         }
     }
 
-    /// The fast way for a step's plain tokens; `None` while records wait, which must go first.
+    /// The fast way for a step's plain tokens; `None` while records wait, because those must go first.
     pub(crate) fn decodes(&mut self, now: u64) -> Option<Decodes<'_>> {
         if self.spill.is_empty() { Some(self.egress.decodes(now)) } else { None }
     }
@@ -49,7 +49,7 @@ impl Outgoing {
         self.egress.push_prompt_logprobs(logprobs);
     }
 
-    /// Publish what is in the egress, and as much of what waits as there is room for.
+    /// Publish what is in the egress, and move as many waiting records into it as fit.
     pub(crate) fn publish(&mut self) {
         while let Some(&record) = self.spill.front() {
             if !self.egress.push(record) {
@@ -60,7 +60,7 @@ impl Outgoing {
         self.egress.publish();
     }
 
-    /// Records that wait for room.
+    /// Number of records that wait for room.
     pub(crate) fn num_held_back(&self) -> usize {
         self.spill.len()
     }

@@ -1,10 +1,9 @@
-//! `Inbox`: how other threads hand messages to the scheduler's thread.
+//! `Inbox`: passes messages from other threads to the scheduler's thread.
 //!
-//! A linked stack. A sender links its node with one compare-exchange (lock-free: a failed exchange
-//! means that another sender succeeded); the receiver takes everything with one swap (wait-free) and
-//! turns it round into arrival order. No ABA: nodes are never popped singly, so the head a sender
-//! compared with cannot leave and come back between its read and its exchange in a way that matters —
-//! if it does come back at the same address, linking to it is still right, because it *is* the head.
+//! A linked stack. A sender links its node with one compare-exchange (lock-free: a failed exchange means that another
+//! sender succeeded). The receiver takes everything with one swap (wait-free) and reverses it into the order of
+//! arrival. There is no ABA problem: nodes are never popped one by one. If the head that a sender has read leaves and
+//! comes back at the same address before the exchange, linking to it is still right, because it *is* the head.
 //!
 //! ```text
 //! push:  node.next = head;  CAS(head, next -> node)        head → n3 → n2 → n1
@@ -20,7 +19,7 @@ struct Node<T> {
     next: *mut Node<T>,
 }
 
-/// Many senders, one receiver; unbounded itself (a sender reserves its place beforehand).
+/// Many senders, one receiver. Not limited by itself: a sender reserves its place in the queue beforehand.
 #[derive(Debug)]
 pub struct Inbox<T> {
     head: AtomicPtr<Node<T>>,
@@ -62,15 +61,15 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Whether nothing is waiting; a hint for parking (the wake-up follows the push).
+    /// Whether no message waits; a hint for parking, because the wake-up comes after the push.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.head.load(Ordering::Relaxed).is_null()
     }
 
-    /// Take all messages, oldest first. Wait-free: one swap and a walk over what was there. (No look beforehand: for
-    /// a call in vain there is [`is_empty`](Self::is_empty), and behind such a look the models below would never meet
-    /// a sender.)
+    /// Take all messages, oldest first. Wait-free: one swap and a walk over the messages. It does not check for
+    /// messages first: for that there is [`is_empty`](Self::is_empty), and with such a check the models below would
+    /// never meet a sender.
     pub fn take(&self, mut receive: impl FnMut(T)) {
         // Acquire: pairs with the Release of every push whose node is in the list.
         let mut node = self.head.swap(ptr::null_mut(), Ordering::Acquire);

@@ -1,23 +1,23 @@
 //! `ExtraKeys`: what the content of a block depends on in addition to its tokens: the `LoRA` adapter, the cache salt,
 //! and the multimodal inputs that its placeholder tokens stand for.
 //!
-//! Encoded once, on the thread that hands a request in, so that equal bytes mean equal keys: tag, length, value.
+//! The thread that submits a request encodes them once, so that equal bytes mean equal keys: tag, length, value.
 
 /// Tokens of a prompt that stand for one multimodal input.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct MultimodalSpan {
     /// Position of its first token.
     pub offset: u32,
-    /// Tokens.
+    /// Number of tokens.
     pub length: u32,
-    /// Names the input's content; 16 bytes at least for a secure name.
+    /// Names the input's content; at least 16 bytes, so that names do not collide.
     pub digest: Box<[u8]>,
 }
 
-/// See the module docs. `default()`: there is none.
+/// See the module docs. `default()` has no keys.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct ExtraKeys {
-    /// Of the first block; the hash chain carries them on to all others.
+    /// Keys of the first block; the hash chain passes them on to all others.
     first_block: Box<[u8]>,
     /// In the order of their positions.
     multimodal: Box<[MultimodalSpan]>,
@@ -28,7 +28,7 @@ const SALT: u8 = 2;
 const MULTIMODAL: u8 = 3;
 
 impl ExtraKeys {
-    /// Keys of one request. Spans may come in any order.
+    /// Make the keys of one request. Spans may come in any order.
     #[must_use]
     pub fn new(lora: Option<&str>, cache_salt: Option<&str>, multimodal: Vec<MultimodalSpan>) -> Self {
         let mut first_block = Vec::new();
@@ -40,7 +40,7 @@ impl ExtraKeys {
         Self::from_encoded(first_block.into(), multimodal)
     }
 
-    /// What [`Self::first_block`] and [`Self::multimodal`] gave, in another process.
+    /// Rebuild them from [`Self::first_block`] and [`Self::multimodal`], in another process.
     #[must_use]
     pub fn from_encoded(first_block: Box<[u8]>, mut multimodal: Vec<MultimodalSpan>) -> Self {
         multimodal.retain(|span| span.length > 0);
@@ -60,7 +60,7 @@ impl ExtraKeys {
         &self.multimodal
     }
 
-    /// Keys of the block of positions `start .. start + block_size`, written over `encoded`.
+    /// Write the keys of the block at positions `start .. start + block_size` to `encoded`, replacing its content.
     pub(crate) fn of_block(&self, start: u32, block_size: u32, encoded: &mut Vec<u8>) {
         encoded.clear();
         if start == 0 {
@@ -69,7 +69,7 @@ impl ExtraKeys {
         for span in &self.multimodal {
             let (first, end) = (u64::from(span.offset), u64::from(span.offset) + u64::from(span.length));
             if first < u64::from(start) + u64::from(block_size) && u64::from(start) < end {
-                // Where the block lies in the input: the same digest at another place is other content.
+                // The block's offset within the input: the same input at another offset is other content.
                 encode(encoded, MULTIMODAL, &span.digest);
                 encoded.extend_from_slice(&(i64::from(start) - i64::from(span.offset)).to_le_bytes());
             }

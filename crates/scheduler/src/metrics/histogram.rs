@@ -1,14 +1,14 @@
-//! `Histogram`: how often a value fell into which bucket. One thread writes, any thread reads, neither waits.
+//! `Histogram`: counts values by bucket. One thread writes, any thread reads, and neither waits.
 
 // std's atomics also under loom: the numbers order nothing.
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is observed, and how it is shown.
+/// The unit of the observations, and of what is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Unit {
     /// Observed in nanoseconds, shown in seconds.
     Time,
-    /// Shown as it is.
+    /// Shown unchanged.
     Count,
 }
 
@@ -21,18 +21,18 @@ impl Unit {
     }
 }
 
-/// See the module docs. The bounds are fixed when it is made.
+/// See the module docs. The bounds are fixed.
 #[derive(Debug)]
 pub(crate) struct Histogram {
     unit: Unit,
-    /// Upper bounds as they are shown, ascending; a value that is equal to one belongs to it.
+    /// Upper bounds in the unit that is shown, ascending; a value equal to a bound is in its bucket.
     shown_bounds: Box<[f64]>,
-    /// The same as they are observed.
+    /// The same bounds in the unit that is observed.
     bounds: Box<[u64]>,
-    /// Of each bucket, and of what is above the last bound.
+    /// The count of each bucket, and of the values above the last bound.
     counts: Box<[AtomicU64]>,
-    /// Of all values, as bits of an `f64`: a whole number of nanoseconds would be full after a few months of many
-    /// streams.
+    /// The sum of all values, as the bits of an `f64`: a whole number of nanoseconds would overflow after a few months
+    /// of many streams.
     sum: AtomicU64,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Histogram {
 pub struct HistogramSnapshot {
     /// Upper bounds of the buckets, ascending; the last bucket has none.
     pub bounds: Vec<f64>,
-    /// Values in each bucket alone; one more than there are bounds.
+    /// Number of values in each bucket alone; one more than there are bounds.
     pub counts: Vec<u64>,
     /// The sum of all values.
     pub sum: f64,
@@ -56,7 +56,7 @@ impl HistogramSnapshot {
 }
 
 impl Histogram {
-    /// Empty, with bounds as they are shown, ascending.
+    /// Make an empty histogram with ascending bounds, in the unit that is shown.
     pub(crate) fn new(unit: Unit, shown_bounds: &[f64]) -> Self {
         debug_assert!(shown_bounds.is_sorted(), "bounds ascend");
         let observed = |bound: &f64| (bound * unit.observed_per_shown()).round() as u64;
@@ -69,12 +69,12 @@ impl Histogram {
         }
     }
 
-    /// Count a value. By the one thread that writes.
+    /// Count a value. Only one thread may write.
     pub(crate) fn observe(&self, value: u64) {
         self.observe_times(value, 1);
     }
 
-    /// Count a value that occurred so many times.
+    /// Count a value `times` times.
     pub(crate) fn observe_times(&self, value: u64, times: u64) {
         let bucket = self.bounds.partition_point(|&bound| bound < value);
         add(&self.counts[bucket], times);
@@ -83,7 +83,7 @@ impl Histogram {
         self.sum.store(sum.to_bits(), Ordering::Relaxed);
     }
 
-    /// What it holds now. While it is written to, a value may be in the buckets and not yet in the sum.
+    /// Copy the current content. While a value is being added, it may be in the buckets and not in the sum yet.
     pub(crate) fn snapshot(&self) -> HistogramSnapshot {
         HistogramSnapshot {
             bounds: self.shown_bounds.to_vec(),
@@ -93,7 +93,7 @@ impl Histogram {
     }
 }
 
-/// A load and a store: one thread writes, so no addition is lost, and no bus is locked.
+/// A load and a store: only one thread writes, so no addition is lost, and no atomic addition is needed.
 fn add(number: &AtomicU64, times: u64) {
     // Relaxed: each number is exact by itself, and orders no other.
     number.store(number.load(Ordering::Relaxed) + times, Ordering::Relaxed);

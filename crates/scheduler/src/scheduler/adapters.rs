@@ -1,43 +1,44 @@
-//! `AdapterLimit`: how many different adapters the running requests may have, and who waits for a place.
+//! `AdapterLimit`: limits the number of different adapters among the running requests.
 //!
-//! A request whose adapter runs already comes in like any other. One that would bring a further adapter waits while
-//! `max_loras` of them run, and holds no other up. Each request with an adapter that comes in from behind it passes it;
-//! after `max_times_passed` of these no request with an adapter comes in from behind it, so that those that run end and
-//! a place becomes free. Requests without an adapter take no place and are never held up.
+//! A request whose adapter is running already is admitted like any other. A request that would add another adapter
+//! waits while `max_loras` adapters are running, and delays no other request. Each request with an adapter that is
+//! admitted from behind it overtakes it. After it was overtaken `max_times_passed` times, no request with an adapter is
+//! admitted from behind it, so that running ones end and a place becomes free. Requests without an adapter need no
+//! place and are never held up.
 
 use std::collections::BTreeMap;
 
 use super::Scheduler;
 
-/// What one walk through the queue knows of adapters.
+/// What one walk through the queue knows about adapters.
 #[derive(Debug)]
 pub(crate) struct AdapterLimit {
     max_loras: usize,
-    /// Different adapters of the running requests; `None` until a request asks.
+    /// Different adapters of the running requests; `None` until it is needed.
     running: Option<Vec<i64>>,
-    /// Slots that wait for a place.
+    /// Slots of requests that wait for a place.
     waiting: Vec<u32>,
-    /// Whether one of them was passed often enough.
+    /// Whether one of them has been overtaken often enough.
     is_closed: bool,
 }
 
 impl AdapterLimit {
-    /// Allocates nothing before a request with an adapter waits.
+    /// Allocates nothing until a request with an adapter waits.
     pub(crate) fn new(max_loras: u32) -> Self {
         Self { max_loras: max_loras as usize, running: None, waiting: Vec::new(), is_closed: false }
     }
 }
 
 impl Scheduler {
-    /// Adapters that live requests need, each once, in ascending order: those of running requests, and those of
-    /// waiting ones. What has arrived counts. O(requests).
+    /// The adapters of running requests and those of waiting requests, each once, in ascending order. Includes requests
+    /// in the inbox. O(requests).
     pub fn live_adapters(&mut self) -> (Vec<i64>, Vec<i64>) {
         self.drain_inbox();
         let waiting = self.leaving.iter().copied().chain(self.waiting.iter()).collect::<Vec<_>>();
         (self.running_adapters(), self.adapters_of(&waiting))
     }
 
-    /// How many running and how many waiting requests each adapter has, in ascending order of the adapters. O(requests).
+    /// The number of running and of waiting requests for each adapter, in ascending order of the adapters. O(requests).
     pub fn adapter_counts(&mut self) -> BTreeMap<i64, (u32, u32)> {
         self.drain_inbox();
         let mut counts = BTreeMap::new();
@@ -54,13 +55,14 @@ impl Scheduler {
         counts
     }
 
-    /// From now on requests may name this adapter, and none that was not added so; 0 adds none.
+    /// From now on, requests may name this adapter, and no adapter that was not added like this. 0 adds none, but
+    /// begins the list.
     pub fn add_adapter(&mut self, adapter: i64) {
         self.known_adapters.get_or_insert_default().insert(adapter);
     }
 
-    /// Give an adapter up unless a live request needs it; whether that was done. Requests that name it and come in
-    /// later, from front ends that have not heard of it yet, are turned away.
+    /// Remove an adapter, unless a live request needs it; returns whether it was removed. Later requests that name it,
+    /// from front ends that do not know this yet, are refused.
     pub fn remove_adapter(&mut self, adapter: i64) -> bool {
         let (running, waiting) = self.live_adapters();
         let is_free = !running.contains(&adapter) && !waiting.contains(&adapter);
@@ -74,7 +76,7 @@ impl Scheduler {
         adapter == 0 || self.known_adapters.as_ref().is_none_or(|known| known.contains(&adapter))
     }
 
-    /// Whether a waiting request may come in as far as its adapter is concerned; if not, it waits for a place.
+    /// Whether a waiting request may be admitted as far as its adapter is concerned; if not, it waits for a place.
     pub(crate) fn may_bring_adapter(&self, slot: u32, limit: &mut AdapterLimit) -> bool {
         let request = &self.requests[slot as usize];
         let adapter = request.cold.params.adapter;
@@ -93,7 +95,7 @@ impl Scheduler {
         false
     }
 
-    /// A request came in: its adapter runs, and those that wait for a place were passed.
+    /// Record that a request was admitted: its adapter is running, and it has overtaken those that wait for a place.
     pub(crate) fn note_adapter(&mut self, slot: u32, limit: &mut AdapterLimit) {
         let adapter = self.requests[slot as usize].cold.params.adapter;
         let Some(running) = limit.running.as_mut().filter(|_| adapter != 0) else { return };

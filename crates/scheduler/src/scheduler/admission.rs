@@ -1,9 +1,9 @@
-//! Admission: who of those that wait gets blocks and a row in this step.
+//! Admission: which waiting requests get blocks and a row in this step.
 //!
-//! A cursor walks the queue. A request that is not ready (its grammar is not compiled, a step that it was in is still
-//! in flight, the request that it forks is not far enough, no place is free for its adapter) is skipped and holds no
-//! other up. The first that is ready and does not fit ends the walk, or is passed, a bounded number of times, when
-//! look-past is on.
+//! A cursor walks through the queue. It skips a request that is not ready: its grammar is not compiled, a step with it
+//! is still in flight, the request that it forks has not computed enough, or there is no place for its adapter. Such a
+//! request delays no other. The first request that is ready but does not fit ends the walk; with look-past, it may be
+//! overtaken a limited number of times.
 
 use kvblocks::BlockId;
 
@@ -15,39 +15,39 @@ use crate::{
     step::Row,
 };
 
-/// What a waiting request begins with.
+/// Where a waiting request can start.
 enum Start {
-    /// Not now.
+    /// It cannot start now.
     NotReady,
-    /// With whatever of its tokens the prefix cache holds.
+    /// With the tokens that the prefix cache holds.
     FromPrefixCache,
-    /// With all that it had computed, which is in CPU memory.
+    /// With everything that it had computed, which is in CPU memory.
     FromCpu,
     /// With the KV of a running request, up to its own last token.
     FromParent(u32),
 }
 
-/// A plan for one admission; nothing has changed yet.
+/// The plan of one admission; nothing has changed yet.
 struct Candidate {
     /// Tokens that need not be computed.
     num_computed_tokens: u32,
     /// Tokens that were looked up in the prefix cache.
     num_queried_tokens: u32,
-    /// Tokens of these that the prefix cache had.
+    /// Tokens that were found there.
     num_hit_tokens: u32,
-    /// The source of its partly filled block.
+    /// The source of its partly filled block, which is copied.
     copy_from: Option<BlockId>,
 }
 
 impl Scheduler {
-    /// Waiting requests in queue order, while `budget` lasts and the step has fewer than `max_rows`.
+    /// Admit waiting requests in queue order, while `budget` lasts and the step has fewer than `max_rows` rows.
     pub(crate) fn schedule_waiting(&mut self, set: usize, budget: &mut u32, max_rows: usize) {
         let mut passed_over = std::mem::take(&mut self.passed_over);
         passed_over.clear();
         let mut num_tries_left = self.config.max_look_past;
         let mut adapters = AdapterLimit::new(self.config.max_loras);
         let mut cursor = None;
-        // Each request that comes in needs a block of its own.
+        // Each admitted request needs at least one block of its own.
         while *budget > 0
             && self.steps[set].entries.len() < max_rows
             && self.kv.pool.num_free() > 0
@@ -83,7 +83,7 @@ impl Scheduler {
         self.passed_over = passed_over;
     }
 
-    /// How a waiting request would begin. Its link to a parent that cannot help any more ends here.
+    /// Decide how a waiting request can start. Ends its link to a parent that cannot help any more.
     fn start_of(&mut self, set: usize, slot: u32) -> Start {
         let request = &self.requests[slot as usize];
         if request.status == RequestStatus::WaitingForGrammar || request.num_steps_in_flight > 0 {
@@ -103,8 +103,8 @@ impl Scheduler {
             if parent_request.num_computed_tokens < num_shared {
                 return Start::NotReady; // Without a look through the plan, as long as the prompt is being computed.
             }
-            // A copy is made before the step runs: it must hold what earlier steps have computed. Who came in with this
-            // step may share blocks that this step fills.
+            // A copy is made before the step runs, so the block must hold what earlier steps have computed. A request
+            // that is admitted in this step may share blocks that this step fills.
             let settled = match self.steps[set].entry_of(parent) {
                 Some(entry) if entry.is_new => 0,
                 Some(entry) => entry.num_computed_tokens,
@@ -119,8 +119,8 @@ impl Scheduler {
         Start::FromPrefixCache
     }
 
-    /// Give a waiting request blocks, a row and its place in the step. `None`, with nothing changed, when it does not
-    /// fit; else the tokens that it runs.
+    /// Give a waiting request blocks, a row and its place in the step. Returns the number of tokens that it runs;
+    /// `None`, with nothing changed, if it does not fit.
     fn try_admit(&mut self, set: usize, slot: u32, start: &Start, budget: u32) -> Option<u32> {
         let mut hits = std::mem::take(&mut self.hits);
         let admitted = self.try_admit_with(set, slot, start, budget, &mut hits);
@@ -143,7 +143,7 @@ impl Scheduler {
         let candidate = self.find_start(slot, start, hits);
         let request = &self.requests[slot as usize];
         let wanted = request.num_tokens - candidate.num_computed_tokens;
-        // The last token of a prompt that is forked is computed together with the children's.
+        // If a prompt is forked, its last token is computed in the same step as the children's.
         let prefill = if request.cold.num_fork_children > 0
             && wanted > 1
             && request.num_tokens == request.cold.num_prompt_tokens
@@ -153,8 +153,8 @@ impl Scheduler {
             wanted
         };
         let num_tokens = self.clip(prefill, budget);
-        // Without chunked prefill a prompt runs whole; only what outgrew the budget by its own
-        // output after a preemption is resumed in chunks.
+        // Without chunked prefill a prompt runs in one step. Only a request that its own output has made longer than
+        // the budget is resumed in chunks after a preemption.
         let may_chunk = self.config.enable_chunked_prefill || wanted > self.config.max_num_batched_tokens;
         let end = candidate.num_computed_tokens + num_tokens;
         let num_blocks = end.div_ceil(block_size) as usize;
@@ -190,7 +190,7 @@ impl Scheduler {
         Some(num_tokens)
     }
 
-    /// What a waiting request has already, and in `hits` the blocks that it would share.
+    /// Find what a waiting request has already; `hits` gets the blocks that it would share.
     fn find_start(&mut self, slot: u32, start: &Start, hits: &mut Vec<BlockId>) -> Candidate {
         let block_size = self.config.block_size;
         let request = &mut self.requests[slot as usize];
@@ -207,7 +207,7 @@ impl Scheduler {
             }
             Start::FromCpu => {
                 let num_computed_tokens = request.num_computed_tokens;
-                // Only copies are saved by what is found: no token was to be computed.
+                // Hits only save copies here: no token had to be computed.
                 self.kv.longest_cache_hit(request, num_computed_tokens, hits);
                 Candidate { num_computed_tokens, num_queried_tokens: 0, num_hit_tokens: 0, copy_from: None }
             }
@@ -228,7 +228,7 @@ impl Scheduler {
         }
     }
 
-    /// Put a waiting request that has its blocks into the running list.
+    /// Move a waiting request that has its blocks to the running list.
     fn admit(&mut self, slot: u32, candidate: &Candidate, step: u64) {
         let request = &mut self.requests[slot as usize];
         request.status = RequestStatus::Running;
@@ -256,9 +256,9 @@ impl Scheduler {
         self.leave_queue_for_good(num_queued_tokens);
     }
 
-    /// Link a request that was just taken in to the one that it forks, if that one can help.
+    /// Link a new request to the one that it forks, if that one can help.
     pub(crate) fn link_to_parent(&mut self, slot: u32, parent_slot: u32) {
-        // The prompts may be long, and this is the scheduler's thread: they are compared in place.
+        // Prompts may be long, and this is the scheduler's thread, so they are compared in place.
         self.requests[parent_slot as usize].gather_tokens();
         self.requests[slot as usize].gather_tokens();
         let (child, parent) = (&self.requests[slot as usize], &self.requests[parent_slot as usize]);
@@ -281,7 +281,7 @@ impl Scheduler {
         }
     }
 
-    /// A request leaves while others wait to fork it: the first of them takes its place.
+    /// A request leaves while others wait to fork it: the first of these takes its place.
     pub(crate) fn hand_children_over(&mut self, slot: u32) {
         if self.requests[slot as usize].cold.num_fork_children == 0 {
             return;

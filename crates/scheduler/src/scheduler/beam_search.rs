@@ -1,31 +1,31 @@
-//! `BeamSearch`: which beams of a request go on and which have ended, given the likeliest tokens behind each of them.
+//! `BeamSearch`: decides which beams of a request continue and which have ended, given the likeliest tokens after each.
 //!
-//! The rules are those of transformers' `generate(num_beams=…, early_stopping=False)`. Of all continuations the best
-//! `(1 + stop ids, at least 2) · width` are looked at, so that `width` of them go on whichever of the others end. One that
-//! ends counts only if it is among the best `width`; its score is the sum of its log-probabilities divided by
-//! `length ^ length_penalty`, the length being that of its output. The search is over when `width` beams have ended and
-//! the best that goes on scores no better than the worst of these, as long as it is now.
+//! The rules are those of transformers' `generate(num_beams=…, early_stopping=False)`. Of all continuations, the best
+//! `(1 + stop ids, at least 2) · width` are looked at, so that `width` of them continue however many of the others end.
+//! A continuation that ends counts only if it is among the best `width`. Its score is the sum of its log-probabilities
+//! divided by `length ^ length_penalty`, where the length is that of its output. The search is over when `width` beams
+//! have ended and the best that continues, at its present length, scores no better than the worst of these.
 
-/// Where a request is among the beams of its search.
+/// The place of a request among the beams of its search.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Seat {
     pub(crate) group: u32,
-    /// 0: the leader.
+    /// Number of the beam; 0 is the leader.
     pub(crate) place: u32,
 }
 
-/// The likeliest tokens behind a beam with their log-probabilities, likeliest first.
+/// The likeliest tokens after a beam with their log-probabilities, likeliest first.
 pub(crate) type Candidates = Vec<(i32, f32)>;
 
-/// A token of a beam, as its front end receives it.
+/// A token of a beam, as the front end receives it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct BeamToken {
     pub(crate) logprob: f32,
-    /// How many tokens were likelier behind the same beam, plus one.
+    /// Number of tokens that were likelier after the same beam, plus one.
     pub(crate) rank: u32,
 }
 
-/// A beam that goes on.
+/// A beam that continues.
 #[derive(Clone, Debug, Default)]
 struct Beam {
     /// Sum of its log-probabilities.
@@ -36,31 +36,31 @@ struct Beam {
 /// A beam that has ended.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Hypothesis {
-    /// With the length penalty.
+    /// Including the length penalty.
     pub(crate) score: f64,
-    /// Its output, with the token that ended it.
+    /// Its output, including the token that ended it.
     pub(crate) token_ids: Vec<i32>,
-    /// One for each of these.
+    /// Data for each of these tokens.
     pub(crate) tokens: Vec<BeamToken>,
-    /// Whether its last token is one that ends an output; else it is as long as it may be.
+    /// Whether its last token ends an output; otherwise it has reached the length limit.
     pub(crate) is_stopped: bool,
 }
 
-/// What becomes of a place among the beams that go on: the beam of `parent` with a token more.
+/// The new beam of a place: the beam of `parent` with one more token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Continuation {
     pub(crate) parent: usize,
     pub(crate) token_id: i32,
 }
 
-/// What a round of the search came to.
+/// The result of a round.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Round {
-    /// What is now in the place of each beam. Who has children keeps one of them.
+    /// The new beam of each place. A parent with children keeps its place with one of them.
     GoOn(Vec<Continuation>),
-    /// The best are known.
+    /// The best beams are known.
     Over,
-    /// There were too few candidates to go on with, or they were not numbers.
+    /// There were too few candidates to continue, or their log-probabilities were not numbers.
     Stuck,
 }
 
@@ -69,11 +69,11 @@ pub(crate) enum Round {
 pub(crate) struct BeamSearch {
     width: usize,
     length_penalty: f64,
-    /// Tokens of an output at most.
+    /// Most tokens of an output.
     max_tokens: u32,
     /// Tokens that end an output.
     stop_token_ids: Vec<i32>,
-    /// By their places: one before the first round, then `width`.
+    /// The beams by place: one before the first round, then `width`.
     beams: Vec<Beam>,
     /// Best first, at most `width`.
     ended: Vec<Hypothesis>,
@@ -81,7 +81,7 @@ pub(crate) struct BeamSearch {
     num_tokens: u32,
 }
 
-/// A continuation and what it scores.
+/// A continuation with its score.
 struct Scored {
     parent: usize,
     token_id: i32,
@@ -102,12 +102,12 @@ impl BeamSearch {
         }
     }
 
-    /// Beams that go on, and need candidates.
+    /// Number of beams that continue and need candidates.
     pub(crate) fn num_beams(&self) -> usize {
         self.beams.len()
     }
 
-    /// One round. `candidates` are those of each beam, `output_of` gives the tokens of the one in a place.
+    /// Run one round. `candidates` are those of each beam; `output_of` returns the tokens of the beam in a place.
     pub(crate) fn advance(
         &mut self,
         candidates: &[Candidates],
@@ -140,12 +140,12 @@ impl BeamSearch {
         Round::GoOn(self.settle(going_on))
     }
 
-    /// What has ended, best first; leaves none behind.
+    /// Take the beams that have ended, best first.
     pub(crate) fn take_ended(&mut self) -> Vec<Hypothesis> {
         std::mem::take(&mut self.ended)
     }
 
-    /// The best continuations of all beams, best first; of equals the one of the first beam.
+    /// The best continuations of all beams, best first; among equals, that of the first beam.
     fn best(&self, candidates: &[Candidates], num_kept: usize) -> Vec<Scored> {
         let mut all: Vec<Scored> = Vec::with_capacity(candidates.len() * num_kept);
         for (parent, (beam, row)) in self.beams.iter().zip(candidates).enumerate() {
@@ -159,7 +159,7 @@ impl BeamSearch {
         all
     }
 
-    /// A continuation ends, and counts if it is better than one of those that have.
+    /// End a continuation; it is kept if it is better than one of those that have ended.
     fn end(&mut self, scored: &Scored, is_stopped: bool, output_of: impl Fn(usize) -> Vec<i32>) {
         let score = scored.score / f64::from(self.num_tokens).powf(self.length_penalty);
         let place = self.ended.partition_point(|other| other.score >= score);
@@ -174,14 +174,15 @@ impl BeamSearch {
         self.ended.truncate(self.width);
     }
 
-    /// Whether nothing that goes on may become better than what has ended.
+    /// Whether no continuing beam can become better than those that have ended.
     fn is_decided(&self, going_on: &[Scored]) -> bool {
         let Some(worst) = self.ended.get(self.width - 1) else { return false };
         let Some(best) = going_on.first() else { return true };
         best.score / f64::from(self.num_tokens).powf(self.length_penalty) <= worst.score
     }
 
-    /// Give each that goes on a place: its parent's for the first child, one without children for the others.
+    /// Give each continuing beam a place: the first child takes its parent's, the others take those of beams without
+    /// children.
     fn settle(&mut self, going_on: Vec<Scored>) -> Vec<Continuation> {
         let mut children: Vec<Option<Scored>> = (0..self.width).map(|_| None).collect();
         let mut others = Vec::new();
@@ -208,7 +209,7 @@ impl BeamSearch {
     }
 }
 
-/// How many candidates of each beam the search looks at.
+/// Number of candidates per beam that the search looks at.
 pub(crate) fn num_candidates(width: usize, num_stop_token_ids: usize) -> usize {
     width * (1 + num_stop_token_ids).max(2)
 }
@@ -233,7 +234,7 @@ mod tests {
         let mut search = search(2, 1.0, 8);
         let rows = [vec![(1, -0.5), (2, -1.0), (3, -2.0), (4, -3.0)]];
         assert_eq!(search.advance(&rows, |_| vec![]), go_on(&[(0, 1), (0, 2)]));
-        // Both that go on come of the second beam, which keeps the better one.
+        // Both that continue come from the second beam, which keeps the better one.
         let rows = [
             vec![(1, -5.0), (2, -6.0), (3, -7.0), (4, -8.0)],
             vec![(5, -0.1), (6, -0.2), (7, -4.0), (8, -5.0)],
@@ -244,7 +245,7 @@ mod tests {
     #[test]
     fn what_ends_counts_only_among_the_best() {
         let mut search = search(2, 0.0, 8);
-        // The end is third of the first beam's: not among the best two.
+        // The end is third among the first beam's candidates: not among the best two.
         let rows = [vec![(1, -0.5), (2, -1.0), (EOS, -2.0), (4, -3.0)]];
         assert_eq!(search.advance(&rows, |_| vec![]), go_on(&[(0, 1), (0, 2)]));
         assert!(search.take_ended().is_empty());
@@ -260,10 +261,10 @@ mod tests {
 
     #[test]
     fn the_search_is_over_when_nothing_can_become_better() {
-        // One beam: the end scores -0.5, what goes on -0.6 and, by its length of one, no better.
+        // One beam: the end scores -0.5; the continuation scores -0.6, and no better with its length of one.
         let mut over = search(1, 1.0, 8);
         assert_eq!(over.advance(&[vec![(EOS, -0.5), (2, -0.6)]], |_| vec![]), Round::Over);
-        // A beam that was worse when it ended than what goes on now is waited for.
+        // The search continues, because a beam may still become better than the one that has ended.
         let mut goes_on = search(2, 1.0, 8);
         let rows = [vec![(EOS, -3.0), (2, -3.1), (3, -3.2), (4, -9.0)]];
         assert_eq!(goes_on.advance(&rows, |_| vec![]), go_on(&[(0, 2), (0, 3)]));

@@ -1,14 +1,15 @@
-//! Beams: the requests of one search, which advance in lock-step and share the blocks of what they have in common.
+//! Beams: the requests of one search, which advance in lock-step and share the blocks of their common beginning.
 //!
-//! A search is handed in as a request and those that fork it, one for each beam; what it finds leaves as their outputs, the
-//! best as that of the first. The *leader* alone waits, and comes in when there are rows for all. It computes the prompt.
-//! From its candidates come the first beams: the *followers* take the leader's blocks as their own, and from then on each
-//! is a running request. A step gives candidates for a beam; when all have theirs, the search chooses (`beam_search.rs`)
-//! and each beam becomes the continuation that was chosen for its place: it shares the blocks of its parent and drops its own.
-//! A block that several hold is copied for the next beam that writes into it; the last to do so needs no copy.
+//! A search is submitted as a request and its forks, one request per beam. Its results leave as the outputs of these
+//! requests; the first gets the best. Only the *leader* waits in the queue. It is admitted when there are rows for all
+//! beams, and computes the prompt. Its candidates become the first beams: the *followers* share the leader's blocks,
+//! and from then on each is a running request. A step gives candidates for each beam. When all beams have theirs, the
+//! search chooses (`beam_search.rs`), and each beam becomes the continuation that was chosen for its place: it shares
+//! the blocks of its parent and drops its own. A block with several holders is copied for the next beam that writes to
+//! it; the last holder needs no copy.
 //!
-//! When one beam must give up its blocks, all of its search do. The leader waits again, and when it has its
-//! candidates anew the followers share what they have in common with it and compute the rest.
+//! If one beam must give up its blocks, all beams of its search do. The leader waits again. When it has its candidates
+//! again, the followers share what they have in common with it and compute the rest.
 
 use kvblocks::BlockId;
 
@@ -21,13 +22,13 @@ use crate::{
     step::{Entry, token_rows::TokenRows},
 };
 
-/// What is known of a beam in addition to its request.
+/// The state of a beam in addition to its request.
 #[derive(Debug, Default)]
 struct Member {
     slot: u32,
-    /// What its last step gave.
+    /// The candidates from its last step.
     candidates: Option<Candidates>,
-    /// The first of its blocks that the worker does not know; `Some(0)`: not even its row.
+    /// Index of its first block that the worker does not know; `Some(0)`: it does not know the row either.
     unknown_from: Option<u32>,
     /// Whether the worker knows its row.
     is_known: bool,
@@ -38,13 +39,13 @@ struct Member {
 struct Group {
     members: Vec<Member>,
     search: BeamSearch,
-    /// Rows kept for the followers.
+    /// Rows that are reserved for the followers.
     rows: Vec<u32>,
-    /// Whether the followers run, or did and are to run again.
+    /// Whether the followers are running, or were and must run again.
     is_spread: bool,
 }
 
-/// All searches under way.
+/// All searches in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Beams {
     groups: Vec<Option<Group>>,
@@ -73,7 +74,7 @@ impl Beams {
         self.groups.get_mut(seat.group as usize)?.take()
     }
 
-    /// Rows that are kept for followers.
+    /// Rows that are reserved for followers.
     pub(crate) fn kept_rows(&self) -> impl Iterator<Item = u32> + '_ {
         self.groups.iter().flatten().flat_map(|group| group.rows.iter().copied())
     }
@@ -85,7 +86,7 @@ impl Beams {
 }
 
 impl Scheduler {
-    /// Make a search of requests that were just taken in, the leader's first.
+    /// Make a search from requests that have just arrived, the leader's first.
     pub(crate) fn begin_search(&mut self, slots: &[u32]) {
         let leader = &self.requests[slots[0] as usize];
         let params = &leader.cold.params;
@@ -99,13 +100,14 @@ impl Scheduler {
         }
     }
 
-    /// Rows that a waiting request needs when it comes in.
+    /// Number of rows that a waiting request needs at its admission.
     pub(crate) fn num_rows_needed(&self, slot: u32) -> usize {
         let seat = self.requests[slot as usize].cold.seat;
         seat.and_then(|seat| self.beams.get(seat)).map_or(1, |group| group.members.len())
     }
 
-    /// Tokens whose blocks must be free when a waiting request comes in: of a search, those of all beams.
+    /// Number of tokens whose blocks must be free at the admission of a waiting request; for a search, those of all
+    /// beams.
     pub(crate) fn full_sequence_tokens(&self, slot: u32) -> u32 {
         let request = &self.requests[slot as usize];
         let full = request.num_tokens.min(self.config.max_model_len);
@@ -114,12 +116,12 @@ impl Scheduler {
             return full;
         }
         let num_outputs = request.num_tokens - request.cold.num_prompt_tokens;
-        // Each has its own output, and copies the block in which the prompt ends.
+        // Each beam has its own output, and copies the block in which the prompt ends.
         let own = num_outputs.next_multiple_of(self.config.block_size) + self.config.block_size;
         full.next_multiple_of(self.config.block_size).saturating_add(num_followers.saturating_mul(own))
     }
 
-    /// A leader has come in: keep rows for its followers.
+    /// Reserve rows for the followers of a leader that was admitted.
     pub(crate) fn keep_rows(&mut self, slot: u32) {
         let Some(seat) = self.requests[slot as usize].cold.seat else { return };
         let Some(group) = self.beams.get_mut(seat) else { return };
@@ -128,7 +130,7 @@ impl Scheduler {
         group.members[0].unknown_from = None;
     }
 
-    /// Whether no beam of a waiting leader's search is in a step that is in flight.
+    /// Whether no beam of a waiting leader's search is in a step in flight.
     pub(crate) fn beams_are_settled(&self, slot: u32) -> bool {
         let Some(group) = self.requests[slot as usize].cold.seat.and_then(|seat| self.beams.get(seat)) else {
             return true;
@@ -136,14 +138,14 @@ impl Scheduler {
         group.members.iter().all(|member| self.requests[member.slot as usize].num_steps_in_flight == 0)
     }
 
-    /// The request that stands for `slot` where requests are compared: its leader's, or its own.
+    /// The request that represents `slot` where requests are compared: its leader, or itself.
     pub(crate) fn leader_of(&self, slot: u32) -> u32 {
         let seat = self.requests[slot as usize].cold.seat;
         seat.and_then(|seat| self.beams.get(seat)).map_or(slot, |group| group.members[0].slot)
     }
 
-    /// Let a beam own the block that it writes into next: one that others hold too is copied. `false` when no block is
-    /// free for that and for what it needs up to `end`, with nothing changed.
+    /// Make sure that a beam alone holds the block that it writes to next, by copying a shared one. Returns `false`,
+    /// with nothing changed, if there are too few blocks for that and for its positions up to `end`.
     pub(crate) fn own_next_block(&mut self, slot: u32, end: u32) -> bool {
         let request = &mut self.requests[slot as usize];
         let Some(seat) = request.cold.seat else { return true };
@@ -168,21 +170,21 @@ impl Scheduler {
         true
     }
 
-    /// Whether the arrays of the step being planned have room for all that the worker may have to know of a running
-    /// request; if not, it runs in a later step.
+    /// Whether the arrays of the step being planned have room for everything that the worker may have to learn about a
+    /// running request; if not, it runs in a later step.
     pub(crate) fn can_tell_worker(&self, set: usize, slot: u32) -> bool {
         let request = &self.requests[slot as usize];
         let Some(group) = request.cold.seat.and_then(|seat| self.beams.get(seat)) else { return true };
         let has_news =
             group.members.iter().any(|member| member.slot == slot && member.unknown_from.is_some());
-        // Rows behind this one may need any block of the pool.
+        // The rows after this one may need any block of the pool.
         let num_usable = self.config.num_blocks as usize;
         let num_stop_ids = request.cold.params.stop_token_ids.len() + 1;
         !has_news || self.steps[set].has_room_with(request.block_table.len() + 1, num_usable, num_stop_ids)
     }
 
-    /// What the worker has to learn of a running request that is being scheduled: the first block that is new to it, and whether
-    /// its row is.
+    /// What the worker must learn about a running request that is being scheduled: its first new block, and whether its
+    /// row is new.
     pub(crate) fn take_news(&mut self, slot: u32) -> (Option<u32>, bool) {
         let Some(seat) = self.requests[slot as usize].cold.seat else { return (None, false) };
         let Some(group) = self.beams.get_mut(seat) else { return (None, false) };
@@ -190,7 +192,7 @@ impl Scheduler {
         (member.unknown_from.take(), !std::mem::replace(&mut member.is_known, true))
     }
 
-    /// A sampled row of a beam. Returns how many requests ended with it.
+    /// Process a sampled row of a beam. Returns how many requests ended with it.
     pub(crate) fn take_candidates(
         &mut self,
         entry: &Entry,
@@ -212,7 +214,7 @@ impl Scheduler {
         };
         let Some(group) = self.beams.get_mut(seat) else { return 0 };
         let is_leader = seat.place == 0;
-        // The first is the token that was sampled, which is among the others too.
+        // The first entry is the sampled token, which is also among the others.
         group.members[seat.place as usize].candidates = Some(given.entries[1..].to_vec());
         if is_leader && group.is_spread && !group.rows.is_empty() {
             self.spread_again(seat);
@@ -225,7 +227,7 @@ impl Scheduler {
         self.choose_beams(seat, num_beams, now)
     }
 
-    /// All beams of a search have candidates.
+    /// Choose the next beams, when all beams of a search have candidates.
     fn choose_beams(&mut self, seat: Seat, num_beams: usize, now: u64) -> usize {
         let requests = &self.requests;
         let Some(group) = self.beams.get_mut(seat) else { return 0 };
@@ -254,14 +256,14 @@ impl Scheduler {
         }
     }
 
-    /// Each beam becomes what was chosen for its place.
+    /// Turn each beam into the continuation that was chosen for its place.
     fn go_on(&mut self, seat: Seat, continuations: &[Continuation]) {
         let Some(group) = self.beams.get_mut(seat) else { return };
         let slots: Vec<u32> = group.members.iter().map(|member| member.slot).collect();
         let is_first = !std::mem::replace(&mut group.is_spread, true);
         for (place, continuation) in continuations.iter().enumerate() {
             if continuation.parent != place {
-                // A parent keeps its place with its first child, so it is still what it was.
+                // A parent keeps its place with its first child, so its request has not changed yet.
                 self.become_copy(seat, place, slots[place], slots[continuation.parent]);
             }
         }
@@ -275,12 +277,12 @@ impl Scheduler {
             request.push_token(continuation.token_id);
             request.num_expected_tokens = request.num_tokens;
             request.max_total_tokens = request.num_tokens + 1;
-            // Planning its next token looks whether others hold the block.
+            // Planning the next token checks whether others hold the block.
             request.slots_left = 0;
         }
     }
 
-    /// A beam takes over what another has computed, and shares its blocks.
+    /// Turn a beam into a copy of another: it shares that one's blocks and computed tokens.
     fn become_copy(&mut self, seat: Seat, place: usize, slot: u32, parent_slot: u32) {
         self.requests[parent_slot as usize].gather_tokens();
         let parent = &self.requests[parent_slot as usize];
@@ -309,7 +311,7 @@ impl Scheduler {
         request.slots_left = 0;
     }
 
-    /// A follower begins to run, behind the beams before it.
+    /// Start a follower, after the beams before it.
     fn seat_follower(&mut self, seat: Seat, place: usize) {
         let Some(group) = self.beams.get_mut(seat) else { return };
         let (slot, before) = (group.members[place].slot, group.members[place - 1].slot);
@@ -334,8 +336,8 @@ impl Scheduler {
         self.note(slot);
     }
 
-    /// The leader of a search that had lost its blocks is where it was: the followers share what is common to both,
-    /// or what the prefix cache has if that is more.
+    /// The leader of a search that had lost its blocks has caught up: the followers share what they have in common with
+    /// it, or what the prefix cache has, if that is more.
     fn spread_again(&mut self, seat: Seat) {
         let Some(group) = self.beams.get(seat) else { return };
         let slots: Vec<u32> = group.members.iter().map(|member| member.slot).collect();
@@ -347,7 +349,7 @@ impl Scheduler {
             let (leader, request) = (&self.requests[slots[0] as usize], &self.requests[slot as usize]);
             let pairs = leader.gathered_tokens().iter().zip(request.gathered_tokens());
             let num_common = pairs.take_while(|(a, b)| a == b).count() as u32;
-            // Whole blocks, and at least one token is left to be computed.
+            // Whole blocks only, and at least one token must be left to compute.
             let num_blocks = num_common.min(request.num_tokens - 1) / block_size;
             let shared: Vec<BlockId> = leader.block_table[..num_blocks as usize].to_vec();
             let num_registered = leader.num_registered_blocks.min(num_blocks);
@@ -368,15 +370,15 @@ impl Scheduler {
         self.hits = hits;
     }
 
-    /// The beams that run of the search of a victim, all of which give up their blocks; `None`: it is in none.
+    /// The running beams of a victim's search, all of which give up their blocks; `None` if it belongs to no search.
     pub(crate) fn running_beams(&self, victim: u32) -> Option<Vec<u32>> {
         let group = self.beams.get(self.requests[victim as usize].cold.seat?)?;
         let runs = |&slot: &u32| self.requests[slot as usize].status == RequestStatus::Running;
         Some(group.members.iter().map(|member| member.slot).filter(runs).collect())
     }
 
-    /// The beams of a search, which have left the running list and are not in the step being planned, lose their blocks.
-    /// The leader waits for all.
+    /// Take the blocks of a search's beams, which have left the running list and are not in the step being planned. The
+    /// leader waits for all of them.
     pub(crate) fn preempt_search(&mut self, slots: &[u32]) {
         let Some(seat) = self.requests[slots[0] as usize].cold.seat else { return };
         for &slot in slots {
@@ -407,7 +409,8 @@ impl Scheduler {
         self.waiting.push(leader, &self.requests[leader as usize]);
     }
 
-    /// End a search whose best beams are known: each request gets one, the first the best. Returns how many ended.
+    /// End a search whose best beams are known: each request gets one, the first request the best. Returns how many
+    /// requests ended.
     fn end_search(&mut self, seat: Seat, now: u64) -> usize {
         let Some(group) = self.beams.get_mut(seat) else { return 0 };
         let ended = group.search.take_ended();
@@ -426,7 +429,7 @@ impl Scheduler {
         slots.len()
     }
 
-    /// Say what a request of a search has become.
+    /// Emit the result of a request of a search.
     fn emit_beam(&mut self, slot: u32, hypothesis: &Hypothesis, now: u64) -> RequestStatus {
         let request = &mut self.requests[slot as usize];
         let mut tokens = vec![0; request.cold.num_prompt_tokens as usize];
@@ -466,7 +469,7 @@ impl Scheduler {
         let Some(seat) = self.requests[slot as usize].cold.seat else { return 0 };
         let slots = self.disband(seat);
         for &slot in &slots {
-            // What it computed is as little a number as its logits: no request may find it.
+            // The KV is as invalid as the logits: no request may find it.
             self.kv.forget(&mut self.requests[slot as usize]);
             self.emit(slot, -1, Some(FinishReason::Error), -1, RequestError::NoToken, now);
             self.release(slot, RequestStatus::FinishedError);
@@ -475,7 +478,8 @@ impl Scheduler {
         slots.len()
     }
 
-    /// End the search of a request that is about to leave: all its requests are to leave with it. `None`: it is in none.
+    /// End the search of a request that is about to leave; all its requests must leave too. `None` if it belongs to no
+    /// search.
     pub(crate) fn disband_with(&mut self, slot: u32) -> Option<Vec<u32>> {
         let seat = self.requests[slot as usize].cold.seat?;
         self.beams.get(seat)?;
@@ -491,7 +495,7 @@ impl Scheduler {
         group.members.iter().map(|member| member.slot).collect()
     }
 
-    /// Beams that wait with their leader, or for it: in no queue.
+    /// Beams that wait with their leader, or for it; they are in no queue.
     pub(crate) fn parked_beams(&self) -> impl Iterator<Item = u32> + '_ {
         self.beams.slots().filter(|&slot| {
             let request = &self.requests[slot as usize];
@@ -500,7 +504,7 @@ impl Scheduler {
     }
 }
 
-/// The worker does not know the blocks from `index` on.
+/// Note that the worker does not know the blocks from `index` on.
 fn note_unknown(member: &mut Member, index: u32) {
     member.unknown_from = Some(member.unknown_from.map_or(index, |from| from.min(index)));
 }

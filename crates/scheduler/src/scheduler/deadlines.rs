@@ -1,8 +1,8 @@
-//! `Deadlines`: who waits for its first step, and until when (`queue_timeout`).
+//! `Deadlines`: which requests wait for their first step, and until when (`queue_timeout`).
 //!
-//! All have the same time, so their deadlines are in the order of their arrival, whatever the policy: those that are
-//! due are at the front, and none behind them is looked at. One that was admitted or has left stays in the list until
-//! it is at the front, or until most of the list is such entries.
+//! All requests have the same time limit, so their deadlines are in the order of arrival, whatever the policy. Those
+//! that are due are at the front, and the rest need not be looked at. A request that was admitted or has left stays in
+//! the list until it reaches the front, or until most of the list consists of such entries.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use crate::{
     sync::Ordering,
 };
 
-/// A shorter list is not tidied up.
+/// A list shorter than this is not tidied up.
 const SHORT: usize = 64;
 
 /// See the module docs. Empty without a `queue_timeout`.
@@ -24,14 +24,14 @@ pub(crate) struct Deadlines {
 }
 
 impl Deadlines {
-    /// Oldest first, those too that wait no more.
+    /// All entries, oldest first, including those that no longer wait.
     pub(crate) fn tenants(&self) -> impl Iterator<Item = Tenant> + '_ {
         self.order.iter().map(|(_, tenant)| *tenant)
     }
 }
 
 impl Scheduler {
-    /// A request that was handed in at `since_ns` begins to wait.
+    /// Record that a request that was submitted at `since_ns` begins to wait.
     pub(crate) fn limit_wait(&mut self, slot: u32, since_ns: u64) {
         if self.config.queue_timeout.is_zero() {
             return;
@@ -42,8 +42,8 @@ impl Scheduler {
         self.tidy_deadlines();
     }
 
-    /// Keep the list in proportion to the queue. A pass takes more than half of it away, so it is paid for by what
-    /// has come.
+    /// Keep the list in proportion to the queue. A pass removes more than half of the list, so its cost is spread over
+    /// as many arrivals.
     fn tidy_deadlines(&mut self) {
         if self.deadlines.order.len() > 2 * self.waiting.len() + SHORT {
             let mut order = std::mem::take(&mut self.deadlines.order);
@@ -52,13 +52,14 @@ impl Scheduler {
         }
     }
 
-    /// Whether it waits for its first step.
+    /// Whether the request waits for its first step.
     pub(crate) fn is_queued(&self, tenant: Tenant) -> bool {
         let request = &self.requests[tenant.slot as usize];
         request.epoch == tenant.epoch && !request.cold.admitted_before
     }
 
-    /// End those that have waited too long by `now_ns`, or by the clock. The clock is read only when a request waits.
+    /// End the requests that have waited too long by `now_ns`, or by the clock if that is `None`. The clock is read
+    /// only if a request waits.
     pub(crate) fn end_overdue(&mut self, now_ns: Option<u64>) -> usize {
         if self.config.queue_timeout.is_zero() {
             return 0;
@@ -76,7 +77,7 @@ impl Scheduler {
             self.deadlines.order.pop_front();
         }
         let next_ns = self.deadlines.order.front().map_or(0, |(due_ns, _)| *due_ns);
-        // Relaxed: read by the thread that is here, in `wait_for_work`.
+        // Relaxed: only this thread reads it, in `wait_for_work`.
         self.handle.shared.next_deadline_ns.store(next_ns, Ordering::Relaxed);
         let num_ended = left.len();
         if num_ended > 0 {
@@ -89,8 +90,8 @@ impl Scheduler {
         num_ended
     }
 
-    /// Take in what arrived and end who has waited too long by `now_ns` (monotonic nanoseconds), as every `schedule`
-    /// does by the clock. For tests that have their own time. Returns how many ended.
+    /// Take arrivals in and end the requests that have waited too long by `now_ns` (monotonic nanoseconds). Every
+    /// `schedule` does the same by the clock; this is for tests with a time of their own. Returns how many ended.
     pub fn end_overdue_by(&mut self, now_ns: u64) -> usize {
         self.drain_inbox();
         let num_ended = self.end_overdue(Some(now_ns));

@@ -1,4 +1,4 @@
-//! How a request leaves: finished, aborted, or with a step that failed.
+//! The departure of requests: finished, aborted, or with a step that failed.
 
 use super::Scheduler;
 use crate::{
@@ -11,16 +11,16 @@ use crate::{
 };
 
 impl Scheduler {
-    /// End a step whose execution failed. The steps scheduled after it end with it: they would read what it did not
-    /// write. Their requests finish with an error, what they registered is withdrawn, and what their copies were to
-    /// bring to CPU memory is computed again. Returns how many requests finished.
+    /// End a step whose execution failed. The steps scheduled after it end too, because they would read what it did not
+    /// write. Their requests finish with an error, their registrations are withdrawn, and KV that their copies should
+    /// have brought to CPU memory is computed again. Returns how many requests finished.
     ///
     /// # Errors
-    /// When the step is not the oldest in flight.
+    /// The step is not the oldest in flight.
     pub fn fail_step(&mut self, output: &SchedulerOutput) -> Result<usize, SchedulerError> {
         self.steps.expect_oldest(output)?;
         let now = monotonic_ns();
-        // Before anything leaves: a block that several requests share has one registration.
+        // Before any request leaves, because several requests may share a block with one registration.
         self.kv.withdraw_unsettled();
         self.drain_inbox();
         let mut num_finished = 0;
@@ -44,7 +44,7 @@ impl Scheduler {
         Ok(num_finished)
     }
 
-    /// One row of a failed step; how many requests end with it, none when its request has left before.
+    /// End the request of one row of a failed step. Returns how many requests end; 0 if it had left before.
     fn fail(&mut self, entry: &Entry, now: u64) -> usize {
         let slot = entry.tenant.slot;
         if self.requests[slot as usize].epoch != entry.tenant.epoch {
@@ -59,17 +59,17 @@ impl Scheduler {
         slots.len()
     }
 
-    /// Abort a live request. Its slot goes to `aborted`, to be used again only after `running` was filtered.
+    /// Abort a live request. Its slot is added to `aborted`, and may be reused only after `running` was filtered.
     pub(crate) fn abort(&mut self, slot: u32, aborted: &mut Vec<u32>) {
         self.leave(slot, FinishReason::Abort, RequestError::None, RequestStatus::FinishedAborted, aborted);
     }
 
-    /// End a live request that is complete: its front end has found a stop string, or its grammar takes nothing more.
+    /// End a live request that is complete: its front end has found a stop string, or its grammar accepts nothing more.
     pub(crate) fn stop(&mut self, slot: u32, left: &mut Vec<u32>) {
         self.leave(slot, FinishReason::Stop, RequestError::None, RequestStatus::FinishedStopped, left);
     }
 
-    /// End a live request between steps, and with it the others of its search.
+    /// End a live request between steps, together with the others of its search.
     pub(crate) fn leave(
         &mut self,
         slot: u32,
@@ -88,7 +88,7 @@ impl Scheduler {
         }
     }
 
-    /// Take a finished request out of everything but its slot, which the caller frees; `running` and `leaving` are
+    /// Remove a finished request from everything except its slot, which the caller frees; `running` and `leaving` are
     /// filtered in one pass afterwards.
     pub(crate) fn release(&mut self, slot: u32, status: RequestStatus) {
         debug_assert!(status.is_finished(), "only finished requests are released");
@@ -127,7 +127,7 @@ impl Scheduler {
         self.stats.num_finished += 1;
     }
 
-    /// Take finished requests out of the lists of those that have a row.
+    /// Remove finished requests from the lists of requests with a row.
     pub(crate) fn drop_finished(&mut self) {
         let requests = &self.requests;
         self.running.retain(|&slot| requests[slot as usize].status == RequestStatus::Running);

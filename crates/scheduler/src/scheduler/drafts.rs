@@ -1,8 +1,8 @@
-//! The drafts of a step: tokens that are guessed to follow the newest one of a request, run with it and kept while they
+//! The drafts of a step: guesses of the tokens after a request's newest one, which run with it and are kept while they
 //! are right.
 //!
-//! They take what is left over: planned after every running request and every waiting one that could be admitted, out
-//! of the budget that these left and of blocks that no request runs short of.
+//! They get only what is left over. They are planned after every running request and every waiting one that could be
+//! admitted, from the rest of the token budget, and with blocks that no request is short of.
 
 use drafting::{Drafter, Round};
 
@@ -14,18 +14,18 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Whether drafts are made here.
+    /// Whether the scheduler makes drafts itself.
     #[must_use]
     pub fn has_drafter(&self) -> bool {
         self.drafter.is_some()
     }
 
-    /// Whether the next step is planned only when the one before it is over: drafts follow a token that must be known.
+    /// Whether the next step is planned only after the previous one has ended, because drafts follow a known token.
     pub(crate) fn waits_for_tokens(&self) -> bool {
         self.steps.oldest().is_some() && self.drafter.as_ref().is_some_and(Drafter::needs_tokens)
     }
 
-    /// Let rows of the plan run drafts, in their order, with what is left of the budget.
+    /// Let rows of the plan run drafts, in their order, with the rest of the budget.
     pub(crate) fn schedule_drafts(&mut self, set: usize, mut budget: u32) {
         if self.config.num_speculative_tokens == 0 {
             return;
@@ -47,7 +47,7 @@ impl Scheduler {
         }
     }
 
-    /// The drafts that the drafter wants to run. Returns whether any does.
+    /// Add the drafts that the drafter has chosen. Returns whether any were added.
     fn add_found_drafts(&mut self, set: usize, drafter: &mut Drafter, budget: &mut u32) -> bool {
         let mut has_drafts = false;
         for (index, drafts) in drafter.end_round() {
@@ -58,7 +58,7 @@ impl Scheduler {
         has_drafts
     }
 
-    /// The drafts that came with the tokens of the step before. Returns whether any runs.
+    /// Add the drafts that came with the tokens of the previous step. Returns whether any were added.
     fn add_given_drafts(&mut self, set: usize, budget: &mut u32) -> bool {
         let mut has_drafts = false;
         for index in 0..self.steps[set].entries.len() {
@@ -74,8 +74,8 @@ impl Scheduler {
         has_drafts
     }
 
-    /// How many of its drafts a request of the plan may run: none beyond the last token that it may have, none that
-    /// would leave fewer blocks free than requests run.
+    /// How many of its drafts a request of the plan may run: none beyond its last possible token, and none that would
+    /// leave fewer free blocks than there are running requests.
     fn num_drafts_that_fit(&self, set: usize, request: &Request, num_drafts: u32, budget: u32) -> u32 {
         let room = request.max_total_tokens.saturating_sub(request.num_expected_tokens);
         let spare_blocks = self.kv.pool.num_free().saturating_sub(self.running.len() as u32);
@@ -84,7 +84,7 @@ impl Scheduler {
         num_drafts.min(room).min(budget).min(capacity - request.num_computed_tokens)
     }
 
-    /// Put as many of a request's drafts behind its row as its grammar takes and as fit. Returns whether any does.
+    /// Add as many of a request's drafts to its row as its grammar accepts and as fit. Returns whether any were added.
     fn add_drafts(&mut self, set: usize, index: usize, drafts: &[i32], budget: &mut u32) -> bool {
         let slot = self.steps[set].entries[index].tenant.slot;
         let request = &self.requests[slot as usize];
@@ -102,8 +102,8 @@ impl Scheduler {
         true
     }
 
-    /// Where steps overlap without a drafter here, the worker follows every row with drafts of its own in the next
-    /// step.
+    /// If steps overlap and the scheduler makes no drafts, the worker adds drafts of its own to every row in the next
+    /// step: expect them.
     fn expect_unknown_drafts(&mut self, set: usize) {
         for entry in self.steps[set].entries.iter().filter(|entry| entry.sampled) {
             let cold = &mut self.requests[entry.tenant.slot as usize].cold;
@@ -114,8 +114,8 @@ impl Scheduler {
         }
     }
 
-    /// Ask the drafter what may follow the plain decodes of the plan. While a step before it is in flight its tokens
-    /// are not known: the drafter lets nothing run then, and learns whether it would have been right.
+    /// Ask the drafter for drafts of the plain decodes in the plan. While an earlier step is in flight, its tokens are
+    /// not known: the drafter then lets no draft run, and learns later whether its guesses would have been right.
     fn look_for_drafts(&mut self, set: usize, drafter: &mut Drafter) {
         let step = &self.steps[set];
         let round = Round {
@@ -140,7 +140,7 @@ impl Scheduler {
         }
     }
 
-    /// Let the drafter keep what a request was answered, which is over, for others.
+    /// Let the drafter keep the answer of a request that has ended, for others.
     pub(crate) fn archive_answer(&mut self, slot: u32) {
         let Some(drafter) = &mut self.drafter else { return };
         let request = &mut self.requests[slot as usize];
@@ -150,7 +150,7 @@ impl Scheduler {
         }
     }
 
-    /// Tell the drafter what a step took and gave.
+    /// Report to the drafter how long a step took and what it gave.
     pub(crate) fn measure_step(&mut self, output: &SchedulerOutput, num_generated: u64, now_ns: u64) {
         let Some(drafter) = &mut self.drafter else { return };
         let &SchedulerOutput { step, total_num_scheduled_tokens, num_sampled, .. } = output;

@@ -1,8 +1,8 @@
 //! `EventLog`: what happened to each request, as a list of (step, status, `num_computed_tokens`, `num_tokens`).
 //!
-//! Off by default, and then it costs one test per step. On, it holds the newest events up to a bound, until a reader
-//! takes them. A reader that wants to see each token too asks for that: the update then takes every row on the long
-//! path.
+//! It is off by default, and then costs one test per step. When it is on, it keeps the newest events, up to a limit,
+//! until a reader takes them. A reader may ask for an event per token too; every row then takes the slow path of the
+//! update.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use crate::{
     step::{Entry, UNCHANGED},
 };
 
-/// Events that are kept for a reader who is late.
+/// Most events that are kept for a slow reader.
 pub const MAX_EVENTS: usize = 1 << 16;
 
 /// What happened to a request.
@@ -27,7 +27,7 @@ pub enum RequestEventKind {
     Scheduled,
     /// A step gave it a token.
     Token,
-    /// A step has verified its drafts; the tokens that it gave follow.
+    /// A step has verified its drafts; the resulting tokens follow.
     Drafts,
 }
 
@@ -47,24 +47,23 @@ impl RequestEventKind {
 /// The state of a request after something happened to it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RequestEvent {
-    /// What.
+    /// The kind of the event.
     pub kind: RequestEventKind,
-    /// When (monotonic nanoseconds).
+    /// When it happened (monotonic nanoseconds).
     pub timestamp_ns: u64,
-    /// The last step that was scheduled; for a scheduled request the step that it is in, for a token the one that
-    /// gave it.
+    /// The last step that was scheduled; for a scheduled request, the step with it; for a token, the step that gave it.
     pub step: u64,
-    /// Whose.
+    /// The request.
     pub request_id: String,
     /// Its status now.
     pub status: RequestStatus,
     /// Tokens that it runs in this step; 0 unless it was scheduled.
     pub num_scheduled_tokens: u32,
-    /// Drafts among these; for verified drafts how many there were.
+    /// Number of drafts among these; for verified drafts, their number.
     pub num_draft_tokens: u32,
-    /// Of verified drafts, those that were kept.
+    /// Number of verified drafts that were kept.
     pub num_accepted_tokens: u32,
-    /// Tokens with KV when the step is done.
+    /// Tokens with KV after the step.
     pub num_computed_tokens: u32,
     /// Prompt and known output.
     pub num_tokens: u32,
@@ -72,9 +71,9 @@ pub struct RequestEvent {
     pub num_cached_tokens: u32,
     /// Blocks that it holds; `new_block_ids` are the last of them. Only when it was scheduled.
     pub num_blocks: u32,
-    /// Blocks that were new to its table in this step; all of them for a request that is new or has come back.
+    /// Blocks that are new in its table in this step; all blocks if the request is new or has come back.
     pub new_block_ids: Vec<BlockId>,
-    /// The token that it was given.
+    /// The token that it got.
     pub token_id: Option<i32>,
 }
 
@@ -82,21 +81,21 @@ pub struct RequestEvent {
 #[derive(Debug, Default)]
 pub(crate) struct EventLog {
     enabled: bool,
-    /// Tokens, too.
+    /// Whether to record tokens too.
     pub(crate) with_tokens: bool,
-    /// The step whose tokens are taken in.
+    /// The step whose tokens are being applied.
     pub(crate) updated_step: u64,
     events: VecDeque<RequestEvent>,
     num_dropped: u64,
 }
 
 impl Scheduler {
-    /// Begin or end to record events. Ending drops what was not taken.
+    /// Start or stop recording events. Stopping drops the events that were not taken.
     pub fn set_trace(&mut self, enabled: bool) {
         self.events = EventLog { enabled, ..EventLog::default() };
     }
 
-    /// Begin to record events, with one for each token that a request is given.
+    /// Start recording events, including one for each token.
     pub fn set_trace_with_tokens(&mut self) {
         self.events = EventLog { enabled: true, with_tokens: true, ..EventLog::default() };
     }

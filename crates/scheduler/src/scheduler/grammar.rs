@@ -1,5 +1,5 @@
-//! What those ask who compile grammars and mask logits: who came and left with a grammar, which samples of a step obey
-//! one, and which tokens a request has so far.
+//! The interface for compiling grammars and masking logits: which requests with a grammar arrived and left, which
+//! samples of a step obey one, and which tokens a request has so far.
 
 use super::Scheduler;
 use crate::{
@@ -11,12 +11,12 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Who came and left with a grammar since the last call.
+    /// The requests with grammars that arrived and left since the last call.
     pub fn take_grammar_news(&mut self) -> Vec<GrammarNews> {
         std::mem::take(&mut self.grammar_news)
     }
 
-    /// The samples of a step in flight that obey a grammar, those of requests that have left since aside.
+    /// The samples of a step in flight that obey a grammar, except those of requests that have left.
     #[must_use]
     pub fn constrained_samples(&self, output: &SchedulerOutput) -> Vec<ConstrainedSample> {
         let step = self.steps.of(output).filter(|_| output.num_structured_output_reqs > 0);
@@ -31,17 +31,18 @@ impl Scheduler {
         live.collect()
     }
 
-    /// Hold a running request back from the steps that are planned from now on, or let it into them again: what its next
-    /// token may be is not known yet, and would hold them up. Steps in flight run on, and a preemption releases it.
+    /// Hold a running request back from steps that are planned from now on, or release it again. Used if it is not
+    /// known yet which tokens may follow, so that steps with it would have to wait. Steps in flight continue, and a
+    /// preemption releases the request.
     pub fn hold_back(&mut self, key: RequestKey, is_held: bool) {
         let Some(slot) = self.requests.slot_of_key(key) else { return };
         let request: &mut Request = &mut self.requests[slot as usize];
         request.is_held = is_held && request.status == RequestStatus::Running;
     }
 
-    /// Call off the tokens that a step in flight gives a request: what they may be is not known yet. The request computes
-    /// its last token again in the next step that it is in. False, and nothing is changed, where another step in flight
-    /// counts on the token, and for the first token of a request, which others may fork.
+    /// Cancel the sample that a step in flight takes for a request, because it is not known yet which tokens are
+    /// allowed. The request computes its last token again in its next step. Returns false, with nothing changed, if
+    /// another step in flight depends on the token, or if it is the request's first token, which others may fork.
     pub fn withhold_sample(&mut self, output: &SchedulerOutput, key: RequestKey) -> bool {
         let Some(slot) = self.requests.slot_of_key(key) else { return false };
         let request: &mut Request = &mut self.requests[slot as usize];
@@ -59,13 +60,15 @@ impl Scheduler {
         true
     }
 
-    /// Append tokens that have to follow: the request's next row computes them like a prompt, and no step is spent on each.
-    /// Either while no step has the request, or, with one that was just planned, in the place of the token that it would
-    /// give. The step that has it next emits them before its own token. Returns how many there are, and 0, with
-    /// nothing changed, where they would save no step or may not be: none before the last that the request may have and
-    /// before one that ends it, or in the place of a token one alone; another step in flight that counts on the token; a
-    /// request that others are to fork; one whose tokens are weighed, counted or told with their log-probabilities
-    /// where the model gives them.
+    /// Append tokens that must follow, so that no step is spent on each: the request's next row computes them like a
+    /// prompt. Call this either while no step has the request, or for a step that was just `planned`, in place of the
+    /// token that it would sample. The next step with the request emits them before its own token.
+    ///
+    /// Returns how many were appended: the leading ones, up to one that would end the request or be the last that it
+    /// may have. Returns 0, with nothing changed, if there are none, or if they would save no step: a single token in
+    /// place of a sample, or a planned row that has drafts or gives no sample. Likewise if the request is not running,
+    /// is in another step in flight, is to be forked or belongs to a beam search, or if its tokens are weighed, counted
+    /// or reported with log-probabilities when the model gives them.
     pub fn force_tokens(
         &mut self,
         planned: Option<&SchedulerOutput>,
@@ -92,7 +95,7 @@ impl Scheduler {
             let is_one =
                 |entry: &&mut Entry| entry.sampled && !entry.is_withheld && entry.num_draft_tokens == 0;
             let Some(entry) = entry.filter(is_one) else { return 0 };
-            // What the step computes stays computed, as of a prompt that goes on.
+            // What the step computes stays computed, as for a prompt that continues.
             entry.is_withheld = true;
             entry.forced.extend(request.num_tokens, count as u32);
         } else {
@@ -107,7 +110,8 @@ impl Scheduler {
         count
     }
 
-    /// End a request whose grammar is complete, its tokens told: nothing that steps in flight give can follow.
+    /// End a request whose grammar is complete and whose tokens were emitted: whatever the steps in flight give cannot
+    /// follow.
     pub fn complete(&mut self, key: RequestKey) {
         let Some(slot) = self.requests.slot_of_key(key) else { return };
         let tenant = Tenant { slot, epoch: self.requests[slot as usize].epoch };
@@ -126,7 +130,7 @@ impl Scheduler {
         self.publish();
     }
 
-    /// Tell tokens that a request has without a step that gave them.
+    /// Emit tokens that a request has without a step that sampled them.
     pub(crate) fn emit_forced(&mut self, slot: u32, forced: ForcedTokens, now: u64) {
         let mut token_ids = vec![0; forced.len()];
         self.requests[slot as usize].copy_tokens(forced.start(), &mut token_ids);
@@ -142,14 +146,14 @@ impl Scheduler {
         self.steps.oldest().is_some()
     }
 
-    /// Whether a token of a request is under way.
+    /// Whether a step in flight will give the request a token.
     #[must_use]
     pub fn awaits_token(&self, key: RequestKey) -> bool {
         let slot = self.requests.slot_of_key(key);
         slot.is_some_and(|slot| self.requests[slot as usize].num_output_placeholders() > 0)
     }
 
-    /// The known output tokens of a live request, the first `start` aside.
+    /// The known output tokens of a live request, without the first `start`.
     #[must_use]
     pub fn output_tokens_from(&self, key: RequestKey, start: usize) -> Vec<i32> {
         let Some(slot) = self.requests.slot_of_key(key) else { return Vec::new() };

@@ -1,5 +1,5 @@
-//! Looking inside: the state of requests, queues and blocks, and the invariants that hold between calls.
-//! For tests, tracing and people; nothing here is on the step path.
+//! Inspection: the state of requests, queues and blocks, for tests, tracing and people. Nothing here is on the step
+//! path.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::{
 pub struct RequestState {
     /// Its id.
     pub request_id: String,
-    /// Where it is in its life.
+    /// Its status.
     pub status: RequestStatus,
     /// Prompt and output.
     pub num_tokens: u32,
@@ -30,27 +30,27 @@ pub struct RequestState {
     pub num_computed_tokens: u32,
     /// Prompt tokens that came from the cache at first admission.
     pub num_cached_tokens: u32,
-    /// How often it lost its blocks.
+    /// How often it was preempted.
     pub num_preemptions: u32,
-    /// Persistent row while running.
+    /// Its persistent row while it runs.
     pub row: Option<u32>,
-    /// Tokens that steps in flight are to give.
+    /// Tokens that steps in flight will give.
     pub num_output_placeholders: u32,
-    /// Steps in flight that it is in.
+    /// Number of steps in flight with it.
     pub num_steps_in_flight: u32,
     /// Drafts for its next step.
     pub spec_token_ids: Vec<i32>,
     /// Its blocks, in order.
     pub block_table: Vec<BlockId>,
-    /// Where its KV is in CPU memory while it is swapped out.
+    /// Its blocks in CPU memory while it is swapped out.
     pub cpu_blocks: Vec<u32>,
     /// Prompt and output ids.
     pub token_ids: Vec<i32>,
     /// Importance under the priority policy.
     pub priority: i32,
-    /// Virtual time of its turn under the fair policy, in 65536ths of a token at weight 1.
+    /// Virtual time of its tenant's turn under the fair policy, in 65536ths of a token at weight 1.
     pub fair_tag: u64,
-    /// Its tag among the requests of its tenant, likewise.
+    /// Its tag among the requests of its tenant, in the same unit.
     pub user_tag: u64,
     /// The number of its adapter; 0: none.
     pub adapter: i64,
@@ -61,23 +61,23 @@ pub struct RequestState {
 pub struct ScheduledRequest {
     /// Its id.
     pub request_id: String,
-    /// Tokens it runs.
+    /// Tokens that it runs.
     pub num_scheduled_tokens: u32,
     /// Tokens computed before the step.
     pub num_computed_tokens: u32,
     /// Whether the step gives a token for it.
     pub sampled: bool,
-    /// The drafts among its tokens; `UNKNOWN_TOKEN` where only the worker knows them.
+    /// The drafts among its tokens; `UNKNOWN_TOKEN` if only the worker knows them.
     pub spec_token_ids: Vec<i32>,
-    /// Its first admission.
+    /// Whether this is its first admission.
     pub is_new: bool,
-    /// Its admission after a preemption: its blocks replace what the worker knows.
+    /// Whether it is admitted again after a preemption: its blocks replace those that the worker knows.
     pub is_resumed: bool,
-    /// Blocks the worker learns in this step.
+    /// Blocks that the worker learns in this step.
     pub new_block_ids: Vec<BlockId>,
 }
 
-/// A step in people's terms.
+/// A step in readable form.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StepView {
     /// In batch order.
@@ -86,7 +86,7 @@ pub struct StepView {
     pub num_common_prefix_blocks: u32,
     /// Requests that finished since the last step.
     pub finished_req_ids: Vec<String>,
-    /// Requests that lost their blocks in this step.
+    /// Requests that were preempted in this step.
     pub preempted_req_ids: Vec<String>,
     /// (GPU block, CPU block): copied first.
     pub blocks_to_swap_out: Vec<(i32, i32)>,
@@ -97,7 +97,8 @@ pub struct StepView {
 }
 
 impl Scheduler {
-    /// Requests that were taken in and wait for their first step, and the tokens that they count for; counted anew.
+    /// Number of arrived requests that wait for their first step, and of the tokens that they count for; counted from
+    /// scratch.
     #[must_use]
     pub fn count_queue(&self) -> (u32, u64) {
         let queued = self.waiting.iter().map(|slot| &self.requests[slot as usize].cold);
@@ -105,19 +106,19 @@ impl Scheduler {
         queued.fold((0, 0), |(count, tokens), cold| (count + 1, tokens + u64::from(cold.num_queued_tokens)))
     }
 
-    /// Length of the list of those that may not wait for ever, whether they still wait or not.
+    /// Length of the list of requests with a deadline, including entries that no longer wait.
     #[must_use]
     pub fn num_deadlines(&self) -> usize {
         self.deadlines.tenants().count()
     }
 
-    /// Take in what has arrived, as the next step would do first: until then it is in no queue.
+    /// Take in what has arrived, as the next step would do first; until then it is in no queue.
     pub fn take_arrivals(&mut self) {
         self.drain_inbox();
         self.publish();
     }
 
-    /// Hand over what found no room in the egress; `true` when there is something to take now.
+    /// Pass on the records that found no room in the egress; returns whether there is something to take now.
     pub fn hand_over(&mut self) -> bool {
         self.publish();
         self.outgoing.has_published()
@@ -145,7 +146,7 @@ impl Scheduler {
             .map(|&slot| self.state_of(slot))
     }
 
-    /// The parameters that are lists, of the request in a persistent row.
+    /// The list parameters of the request in a persistent row.
     #[must_use]
     pub fn extras_in_row(&self, row: u32) -> Option<&Arc<SamplingExtras>> {
         let slot = self.running.iter().find(|&&slot| self.requests[slot as usize].row == row)?;
@@ -158,7 +159,8 @@ impl Scheduler {
         self.waiting.iter().map(|slot| self.id_of(slot)).collect()
     }
 
-    /// Ids of preempted requests that keep their blocks until their steps in flight are done, then are swapped out.
+    /// Ids of preempted requests that keep their blocks until the steps in flight with them have ended, and are swapped
+    /// out then.
     #[must_use]
     pub fn leaving_request_ids(&self) -> Vec<String> {
         self.leaving.iter().map(|&slot| self.id_of(slot)).collect()
@@ -176,14 +178,14 @@ impl Scheduler {
         self.kv.pool.block_states()
     }
 
-    /// Tokens of a prompt that the cache would save a request now. Its last token is always computed, so a prompt of
-    /// whole blocks that are all cached saves one block less than it has.
+    /// Number of a prompt's tokens that the cache would save a request now. The last token is always computed, so a
+    /// prompt of whole blocks that are all cached saves one block less than it has.
     #[must_use]
     pub fn prefix_hit_length(&self, token_ids: &[i32], extra_keys: &ExtraKeys) -> u32 {
         self.kv.prefix_hit_blocks(token_ids, extra_keys) * self.config.block_size
     }
 
-    /// A step that is in flight, in people's terms. Requests that have left since are not in it.
+    /// A step in flight, in readable form, without requests that have left since.
     #[must_use]
     pub fn step_view(&self, output: &SchedulerOutput) -> Option<StepView> {
         let step = self.steps.of(output)?;

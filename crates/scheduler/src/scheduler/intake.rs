@@ -1,4 +1,4 @@
-//! What comes in from other threads: requests and aborts, taken from the inbox once per step.
+//! The intake of requests and aborts from other threads, read from the inbox once per step.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::{
 };
 
 impl Scheduler {
-    /// Take everything that arrived, in its order: before a step is planned, and before its tokens are applied,
-    /// so that what was aborted while it ran gets none.
+    /// Take in everything that arrived, in order. Called before a step is planned, and before its tokens are applied,
+    /// so that a request that was aborted while the step ran gets no token.
     pub(crate) fn drain_inbox(&mut self) {
         if self.handle.shared.inbox.is_empty() {
             return;
@@ -71,7 +71,7 @@ impl Scheduler {
         }
     }
 
-    /// Begin the search of beams that were taken in; without one of them there is none.
+    /// Begin the search of beams that were taken in; if one of them is missing, there is no search.
     fn take_in_search(&mut self, beams: &[Option<u32>], left: &mut Vec<u32>) {
         let slots: Vec<u32> = beams.iter().copied().flatten().collect();
         if slots.len() == beams.len() {
@@ -84,7 +84,7 @@ impl Scheduler {
         }
     }
 
-    /// Count a request out that does not come in.
+    /// Remove a request that is not taken in from the counts.
     fn turn_away(&mut self, num_queued_tokens: u32, group: Option<Arc<SampleGroup>>) {
         self.leave_queue_for_good(num_queued_tokens);
         self.stats.num_finished += 1;
@@ -93,7 +93,7 @@ impl Scheduler {
         }
     }
 
-    /// Say why a request does not come in.
+    /// Emit the error of a request that is not taken in.
     fn answer_at_once(&mut self, key: RequestKey, error: RequestError) {
         self.stats.count_end(FinishReason::Error);
         self.outgoing.offer(EngineCoreOutput {
@@ -109,7 +109,7 @@ impl Scheduler {
         });
     }
 
-    /// Take one request in; its slot, unless its id or key is in use or its adapter is gone.
+    /// Take one request in; returns its slot, unless its id or key is in use or its adapter is gone.
     fn take_in(
         &mut self,
         new: NewRequest,
@@ -121,7 +121,7 @@ impl Scheduler {
         self.stats.num_requests += 1;
         let num_queued_tokens = new.num_queued_tokens();
         if self.requests.slot_of_key(new.key).is_some() {
-            // A key used twice is a front end's mistake; an answer to it would end the request that has the key.
+            // A key that is used twice is a front end's mistake; an answer would end the request that has the key.
             self.turn_away(num_queued_tokens, group);
             return None;
         }
@@ -166,7 +166,7 @@ impl Scheduler {
             num_prompt_tokens,
             num_queued_tokens,
             extra_keys: new.extra_keys,
-            // What is found there is not computed, so it would judge nothing.
+            // Cached tokens are not computed, so no log-probabilities would be computed for them.
             skip_reading_prefix_cache: new.skip_reading_prefix_cache || asks_of_prompt,
             reports_prompt_progress: new.reports_prompt_progress,
             has_stop_strings: new.has_stop_strings,
@@ -219,7 +219,7 @@ impl Scheduler {
         Some(slot)
     }
 
-    /// A request came whose grammar may have been compiled on its way.
+    /// Take in a request whose grammar may have been compiled on its way.
     fn take_in_grammar(&mut self, key: RequestKey, work: &dyn GrammarWork, left: &mut Vec<u32>) {
         match work.progress() {
             GrammarProgress::Compiling => {} // a message says when
@@ -228,19 +228,19 @@ impl Scheduler {
         }
     }
 
-    /// A request has no grammar that it could obey.
+    /// End a request whose grammar cannot be used.
     fn grammar_failed(&mut self, key: RequestKey, error: RequestError, left: &mut Vec<u32>) {
         if let Some(slot) = self.requests.slot_of_key(key) {
             self.leave(slot, FinishReason::Error, error, RequestStatus::FinishedError, left);
         }
     }
 
-    /// A request may run from now on.
+    /// Let a request run from now on.
     fn grammar_ready(&mut self, key: RequestKey) {
         let Some(slot) = self.requests.slot_of_key(key) else { return };
         let request = &mut self.requests[slot as usize];
         if request.status == RequestStatus::WaitingForGrammar {
-            // Its place in the queue does not depend on which of the two it is.
+            // Its place in the queue is the same for both statuses.
             request.status = RequestStatus::Waiting;
             self.stats.num_waiting_for_grammar -= 1;
             self.note(slot);
@@ -248,7 +248,7 @@ impl Scheduler {
     }
 }
 
-/// What is counted of all of a message's requests together, if they are the samples of one.
+/// What is counted for all requests of a message together, if they are samples of one request.
 fn group_of(requests: &[(NewRequest, PromptWork)]) -> Option<Arc<SampleGroup>> {
     let ((first, _), others) = requests.split_first()?;
     let is_sample = |(other, _): &(NewRequest, _)| other.fork_from == Some(first.key);

@@ -1,5 +1,5 @@
-//! What holds between any two calls of the scheduler, checked from nothing but its state. For tests, and for an idle
-//! engine that was asked to doubt itself.
+//! The invariants that hold between any two calls of the scheduler, checked from its state alone. For tests, and for an
+//! idle engine that was started with `RUSTVLLM_CHECK_INVARIANTS`.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ impl Scheduler {
     /// Check every invariant.
     ///
     /// # Panics
-    /// With the invariant that is broken: a bug in this crate.
+    /// An invariant is broken, which is a bug in this crate; names it.
     pub fn check_invariants(&self) {
         self.kv.pool.check_invariants();
         self.kv.cpu.check_invariants(&self.kv.pool);
@@ -35,7 +35,7 @@ impl Scheduler {
         queued.chain(self.parked_beams())
     }
 
-    /// Each live request is in one queue, and its status says in which.
+    /// Each live request is in one queue, the one that its status names.
     fn check_queues(&self) {
         let live: HashSet<u32> = self.live_slots().collect();
         let queued = self.num_unfinished_requests() + self.parked_beams().count();
@@ -68,7 +68,8 @@ impl Scheduler {
         assert_eq!(live.len() + num_free, self.requests.num_slots(), "a slot is lost, or free twice");
     }
 
-    /// Who waits for its first step is counted, and has a deadline where there is a limit. Others may be on their way.
+    /// Requests that wait for their first step are counted, and have a deadline if there is a limit. Others may still
+    /// be in the inbox.
     fn check_queue_limits(&self) {
         let (num_queued, num_queued_tokens) = self.count_queue();
         assert!(self.handle.num_queued() >= num_queued, "who waits has a place in the queue");
@@ -83,7 +84,7 @@ impl Scheduler {
         assert_eq!(limited.len(), expected, "who waits for its first step has one deadline");
     }
 
-    /// Each row is in use by one request, retiring, or free.
+    /// Each row is used by one request, retiring, or free.
     fn check_rows(&self) {
         let mut rows = HashSet::new();
         for slot in self.live_slots() {
@@ -102,7 +103,7 @@ impl Scheduler {
         }
     }
 
-    /// References are what block tables hold, on both tiers.
+    /// Reference counts equal the references in block tables, on both tiers.
     fn check_references(&self) {
         let mut references = vec![0u32; self.config.num_blocks as usize];
         let mut cpu_references = vec![0u32; self.config.num_cpu_blocks as usize];
@@ -133,7 +134,7 @@ impl Scheduler {
         );
     }
 
-    /// Each request counts the rows that steps in flight have for it.
+    /// Each request counts its rows in steps in flight.
     fn check_steps_in_flight(&self) {
         let mut rows = vec![0u32; self.requests.num_slots()];
         let mut placeholders = vec![0u32; self.requests.num_slots()];
@@ -154,7 +155,7 @@ impl Scheduler {
                 "steps in flight are counted"
             );
             let expected = match request.status {
-                // Its placeholders went with its blocks.
+                // It lost its placeholders together with its blocks.
                 RequestStatus::Preempted => 0,
                 _ => placeholders[slot as usize],
             };
@@ -184,8 +185,8 @@ impl Scheduler {
         let owns_blocks = matches!(request.status, RequestStatus::Running) || self.leaving.contains(&slot);
         if owns_blocks {
             assert!(request.num_computed_tokens <= capacity, "computed tokens lie in owned blocks");
-            // What drafts that were rejected and a sample that was withheld have left is used by the next step; who leaves
-            // may have had its row taken back.
+            // The next step uses what rejected drafts and a withheld sample have left over; the row of a request that
+            // is leaving may have been withdrawn.
             let mut slack = 1 + self.config.num_speculative_tokens * self.config.max_steps_in_flight;
             if self.leaving.contains(&slot) {
                 slack += self.config.max_num_batched_tokens;

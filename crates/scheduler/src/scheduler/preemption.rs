@@ -1,5 +1,5 @@
-//! Preemption: who gives up blocks when the pool is empty, and how: by forgetting what was computed, or by moving it to
-//! CPU memory.
+//! Preemption: which request gives up its blocks if the pool is empty, and how: its KV is discarded, or moved to CPU
+//! memory.
 
 use super::Scheduler;
 use crate::{
@@ -10,9 +10,9 @@ use crate::{
 
 impl Scheduler {
     /// Index in `running` of the request that gives up its blocks: the newest under FCFS, the least important and
-    /// newest under PRIORITY, the one with the last turn under FAIR. Who came back a moment ago is spared while there
-    /// is another, and the first of all is never taken from: so there is always one that gets ahead, and each becomes
-    /// the first in the end.
+    /// newest under PRIORITY, the one with the last turn under FAIR. A request that came back recently is spared while
+    /// there is another, and the first one is never chosen. So there is always one request that advances, and every
+    /// request becomes the first eventually.
     pub(crate) fn choose_victim(&self, step: u64) -> usize {
         let is_immune = |index: usize| {
             let request = &self.requests[self.running[index] as usize];
@@ -40,7 +40,7 @@ impl Scheduler {
         }
     }
 
-    /// Take a victim out of the step being planned, if it is in it. Returns the tokens that this gives back.
+    /// Remove a victim from the step being planned, if it is in it. Returns the tokens of the budget that this frees.
     pub(crate) fn unschedule(&mut self, set: usize, slot: u32) -> Option<u32> {
         let step = &mut self.steps[set];
         let entry = step.remove(slot)?;
@@ -60,7 +60,7 @@ impl Scheduler {
     pub(crate) fn preempt(&mut self, slot: u32, step: u64) {
         let request = &mut self.requests[slot as usize];
         debug_assert_eq!(request.status, RequestStatus::Running, "only running requests are preempted");
-        // Drafts were made for the step that it is not in.
+        // The drafts were made for the step that it has just left.
         request.cold.draft_token_ids.clear();
         request.slots_left = 0;
         request.is_held = false; // it comes back when it is admitted
@@ -94,7 +94,7 @@ impl Scheduler {
         }
     }
 
-    /// Move a victim's KV to CPU memory with the copies of the step being planned, or forget it when there is no room.
+    /// Move a victim's KV to CPU memory with the copies of the step being planned; if there is no room, discard it.
     fn swap_out(&mut self, slot: u32, step: u64) {
         self.register_settled(slot);
         let request = &mut self.requests[slot as usize];
@@ -108,13 +108,13 @@ impl Scheduler {
         self.waiting.push(slot, &self.requests[slot as usize]);
     }
 
-    /// Forget what was computed for a victim; its tokens stay. Those of steps in flight still come.
+    /// Discard what was computed for a victim. It keeps its tokens, and those of steps in flight still arrive.
     fn recompute(&mut self, slot: u32) {
         self.forget_computed(slot);
         self.waiting.push(slot, &self.requests[slot as usize]);
     }
 
-    /// Forget what was computed for a victim that does not wait by itself.
+    /// Discard what was computed for a victim that is in no queue of its own.
     pub(crate) fn forget_computed(&mut self, slot: u32) {
         self.register_settled(slot);
         self.register_in_flight(slot);
@@ -126,7 +126,7 @@ impl Scheduler {
         self.leave_row(slot);
     }
 
-    /// A swapped-out request whose KV did not reach CPU memory, or must not be used: it is computed again.
+    /// Let a swapped-out request be computed again, because its KV did not reach CPU memory or must not be used.
     pub(crate) fn forget_swapped(&mut self, slot: u32) {
         let request = &mut self.requests[slot as usize];
         let moves = self.waiting.looks_at_status();
@@ -143,7 +143,7 @@ impl Scheduler {
         self.note(slot);
     }
 
-    /// All requests give up their blocks and are computed again.
+    /// Make all requests give up their blocks; they are computed again.
     pub(crate) fn preempt_all(&mut self) {
         while let Some(beams) = self.running.iter().find_map(|&slot| self.running_beams(slot)) {
             self.running.retain(|slot| !beams.contains(slot));
@@ -169,25 +169,26 @@ impl Scheduler {
         }
     }
 
-    /// Make findable what steps in flight do not touch any more, before its blocks are given back.
+    /// Register the blocks that steps in flight do not touch any more, before they are given back.
     pub(crate) fn register_settled(&mut self, slot: u32) {
         let request = &mut self.requests[slot as usize];
         let num_tokens = request.num_settled_tokens();
         self.kv.register_full_blocks(request, num_tokens, None);
     }
 
-    /// Make findable the block that a step in flight fills with the last known token of a victim: steps run in order,
-    /// so it is full before a step reads it.
+    /// Register the block that a step in flight fills with the last known token of a victim. Steps run in order, so it
+    /// is full before a later step reads it.
     fn register_in_flight(&mut self, slot: u32) {
         let request = &mut self.requests[slot as usize];
         if request.num_output_placeholders() > 0 {
-            // It belongs to the next step: that fails with those in flight, and nothing withdraws it before.
+            // The registration belongs to the next step: that fails together with those in flight, and nothing
+            // withdraws it before.
             let num_tokens = request.num_tokens;
             self.kv.register_full_blocks(request, num_tokens, Some(self.steps.last() + 1));
         }
     }
 
-    /// The worker learns with the next step that a preempted request's row is free.
+    /// Note that a preempted request's row is free; the worker learns this with the next step.
     fn leave_row(&mut self, slot: u32) {
         let request = &self.requests[slot as usize];
         self.rows.note_preempted(request.row, Tenant { slot, epoch: request.epoch });
@@ -195,7 +196,7 @@ impl Scheduler {
         self.note(slot);
     }
 
-    /// A row is used again only after every step in flight that names it has been updated.
+    /// Release a row. It is used again only after every step in flight with it has been updated.
     pub(crate) fn retire_row(&mut self, slot: u32) {
         let row = std::mem::replace(&mut self.requests[slot as usize].row, NO_ROW);
         if row == NO_ROW {
@@ -204,13 +205,13 @@ impl Scheduler {
         self.rows.give_up(row, self.steps.newest_in_flight());
     }
 
-    /// Whether the step being planned may admit: not when it `has_preempted`, unless no request is left to be protected
-    /// from that, and not while blocks are on their way out.
+    /// Whether the step being planned may admit requests. Not if it `has_preempted`, unless no running request is left
+    /// to be protected, and not while blocks are waiting to be swapped out.
     pub(crate) fn may_admit(&self, has_preempted: bool) -> bool {
         self.leaving.is_empty() && (!has_preempted || self.running.is_empty())
     }
 
-    /// One request less, with so many tokens, waits for its first admission.
+    /// Record that one request fewer, with this many tokens, waits for its first admission.
     pub(crate) fn leave_queue_for_good(&self, num_queued_tokens: u32) {
         // Relaxed: see `EngineHandle::reserve`.
         self.handle.shared.num_queued.fetch_sub(1, Ordering::Relaxed);

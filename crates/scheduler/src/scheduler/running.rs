@@ -1,4 +1,4 @@
-//! The running list's part of a step: each request, in admission order, runs what it lacks.
+//! The running requests of a step: each, in admission order, runs its missing tokens.
 
 use super::Scheduler;
 use crate::{
@@ -6,20 +6,20 @@ use crate::{
     step::Row,
 };
 
-/// What became of a request's turn.
+/// The result of a request's turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Turn {
-    /// It is in the step, or wants nothing.
+    /// It is in the step, or has nothing to run.
     Served,
-    /// It was the worst itself and gave up its own blocks: those behind it may run with them.
+    /// It was the victim itself and gave up its blocks; requests after it may run with them.
     GaveUp,
-    /// It waits for blocks that are on their way out.
+    /// It waits for blocks that will be swapped out.
     Waits,
 }
 
 impl Scheduler {
-    /// Running requests in admission order, while `budget` lasts and there are fewer than `max_rows`, up to one that
-    /// waits for blocks.
+    /// Schedule running requests in admission order, while `budget` lasts and there are fewer than `max_rows`, up to
+    /// one that waits for blocks.
     pub(crate) fn schedule_running(&mut self, set: usize, budget: &mut u32, max_rows: usize) {
         let mut index = 0;
         while index < self.running.len() && *budget > 0 {
@@ -44,8 +44,9 @@ impl Scheduler {
         }
     }
 
-    /// A running request that is not a plain decode: it has several tokens to compute, or none, or another must give up
-    /// blocks for it. `index` is its place in the running list, also when others have left from before it.
+    /// Schedule a running request that is not a plain decode: it has several tokens to compute, or none, or another
+    /// must give up blocks for it. `index` is its place in the running list, and is kept correct if others before it
+    /// leave.
     fn schedule_one(&mut self, set: usize, index: &mut usize, budget: &mut u32) -> Turn {
         let slot = self.running[*index];
         let request = &self.requests[slot as usize];
@@ -109,8 +110,8 @@ impl Scheduler {
         turn
     }
 
-    /// How many of `wanted` tokens one request may run: the long-prefill threshold counts only with other requests,
-    /// and only where prompts may be cut.
+    /// How many of `wanted` tokens one request may run. The long-prefill threshold applies only if there are other
+    /// requests and prompts may be split.
     pub(crate) fn clip(&self, wanted: u32, budget: u32) -> u32 {
         let threshold = self.config.long_prefill_token_threshold;
         let may_cut = self.config.enable_chunked_prefill && self.num_unfinished_requests() > 1;
@@ -120,7 +121,7 @@ impl Scheduler {
 }
 
 impl Request {
-    /// Tokens that it could run now, without drafts.
+    /// Number of tokens that the request could run now, without drafts.
     pub(crate) fn num_wanted_tokens(&self) -> u32 {
         debug_assert!(
             !self.status.is_finished() && self.status != RequestStatus::Preempted,
@@ -133,7 +134,7 @@ impl Request {
         if self.cold.num_fork_children == 0 {
             return wanted;
         }
-        // Its children take what precedes the last token of the prompt, and compute that one with it.
+        // Its children share everything before the last token of the prompt, and compute that one in the same step.
         let shared = self.cold.num_prompt_tokens - 1;
         if self.num_computed_tokens < shared { wanted.min(shared - self.num_computed_tokens) } else { wanted }
     }

@@ -1,4 +1,4 @@
-//! The whole scheduler at a glance, cheap enough for a viewer that asks several times a second: a row per request,
+//! A summary of the whole scheduler, cheap enough for a viewer that asks several times a second: a row per request,
 //! without its tokens, and a byte per block.
 
 use kvblocks::{BlockId, BlockUse};
@@ -11,7 +11,7 @@ use crate::request::RequestStatus;
 pub struct RequestSummary {
     /// Its id.
     pub request_id: String,
-    /// Where it is in its life.
+    /// Its status.
     pub status: RequestStatus,
     /// Prompt and output.
     pub num_tokens: u32,
@@ -23,26 +23,26 @@ pub struct RequestSummary {
     pub num_cached_tokens: u32,
     /// Blocks that it holds.
     pub num_blocks: u32,
-    /// How often it lost its blocks.
+    /// How often it was preempted.
     pub num_preemptions: u32,
     /// The number of its adapter; 0: none.
     pub adapter: i64,
 }
 
-/// A byte per cell, as [`BlockUse`] counts.
+/// A byte per cell, with the values of [`BlockUse`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BlockMap {
-    /// In the order of the block ids.
+    /// The cells in the order of the block ids.
     pub cells: Vec<u8>,
-    /// Consecutive blocks of a cell; the last cell may have fewer.
+    /// Number of consecutive blocks per cell; the last cell may have fewer.
     pub blocks_per_cell: u32,
-    /// Blocks of each [`BlockUse`].
+    /// Number of blocks of each [`BlockUse`].
     pub counts: [u32; 5],
 }
 
 impl Scheduler {
-    /// The first `limit` requests: those that run, in admission order, those whose blocks are leaving, and those that
-    /// wait, in the order in which they are tried. O(limit).
+    /// The first `limit` requests: running ones in admission order, then those whose blocks are leaving, then waiting
+    /// ones in the order in which they are tried. O(limit).
     #[must_use]
     pub fn request_summaries(&self, limit: usize) -> Vec<RequestSummary> {
         let slots = self.running.iter().chain(&self.leaving).copied().chain(self.waiting.iter());
@@ -65,8 +65,9 @@ impl Scheduler {
             .collect()
     }
 
-    /// What every block is. When there are more than `max_cells`, several share a cell, which shows what most of them
-    /// are; of equally many, what comes later in [`BlockUse`], the null block last. O(blocks).
+    /// The use of every block. If there are more than `max_cells` blocks, several share a cell, which shows the most
+    /// frequent use among them; of equally frequent ones, the later in [`BlockUse`], except that the null block comes
+    /// last. O(blocks).
     #[must_use]
     pub fn block_map(&self, max_cells: u32) -> BlockMap {
         let num_blocks = self.config.num_blocks;

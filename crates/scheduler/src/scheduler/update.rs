@@ -1,4 +1,4 @@
-//! `update_from_output`: what a step's tokens change. Append, stop, free, emit.
+//! `update_from_output`: applies a step's tokens: append, stop, free, emit.
 
 use super::Scheduler;
 use crate::{
@@ -13,28 +13,28 @@ use crate::{
     step::{Entry, rows::StepRows, token_rows::TokenRows},
 };
 
-/// In a row of sampled ids: the grammar did not take what was sampled.
+/// In a row of sampled ids: the grammar did not accept what was sampled.
 pub const REJECTED_BY_GRAMMAR: i32 = -2;
 
 /// In a row of sampled ids: a logits processor of the request raised an error.
 pub const REJECTED_BY_PROCESSOR: i32 = -3;
 
-/// In a row of sampled ids: a logits processor does not take the arguments of the request.
+/// In a row of sampled ids: a logits processor does not accept the arguments of the request.
 pub const REFUSED_BY_PROCESSOR: i32 = -4;
 
-/// In a row of sampled ids: its grammar is complete, nothing can follow; the request ends as one that was stopped.
+/// In a row of sampled ids: the grammar is complete and nothing can follow; the request ends as stopped.
 pub const COMPLETED_BY_GRAMMAR: i32 = -5;
 
-/// In a row of sampled ids: its grammar has become too large next to those of other requests.
+/// In a row of sampled ids: there is no room any more for the grammar next to those of other requests.
 pub const CROWDED_OUT_OF_GRAMMARS: i32 = -6;
 
 /// In a row of sampled ids: all logits are minus infinity, so there is nothing to choose from.
 pub const NOTHING_LEFT: i32 = -8;
 
-/// Stands in a row for the token of a sample that was [withheld](Scheduler::withhold_sample), which gets none.
+/// Stands for the token of a sample that was [withheld](Scheduler::withhold_sample); the request gets none.
 pub const WITHHELD_SAMPLE: i32 = -7;
 
-/// What appending one token led to.
+/// The result of appending one token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stop {
     No,
@@ -43,18 +43,17 @@ enum Stop {
 }
 
 impl Scheduler {
-    /// Apply what the oldest step in flight gave. Returns how many requests finished.
+    /// Apply the results of the oldest step in flight. Returns how many requests finished.
     ///
-    /// A row of `rows.sampled` without a token ends its request with an error: its logits were not numbers, or, when
-    /// the row begins with [`REJECTED_BY_GRAMMAR`], its grammar did not take the token, or, with
-    /// [`REJECTED_BY_PROCESSOR`], a logits processor of its own failed, or, with [`REFUSED_BY_PROCESSOR`], one does
-    /// not take its arguments, or, with [`CROWDED_OUT_OF_GRAMMARS`], there is no room for its grammar any more, or, with
-    /// [`NOTHING_LEFT`], what it asked for excludes every token. A row that begins with [`COMPLETED_BY_GRAMMAR`] ends its
-    /// request as one that was stopped.
+    /// A row of `rows.sampled` without a token ends its request with an error. Its first id gives the reason:
+    /// [`REJECTED_BY_GRAMMAR`]: its grammar did not accept the token; [`REJECTED_BY_PROCESSOR`]: one of its logits
+    /// processors failed; [`REFUSED_BY_PROCESSOR`]: one does not accept its arguments; [`CROWDED_OUT_OF_GRAMMARS`]:
+    /// there is no room for its grammar any more; [`NOTHING_LEFT`]: its parameters exclude every token; any other: its
+    /// logits were not numbers. A row that begins with [`COMPLETED_BY_GRAMMAR`] ends its request as stopped.
     ///
     /// # Errors
-    /// When the step is not the oldest in flight, or rows do not match it: another number of rows, drafts where there
-    /// may be none, log-probabilities of other tokens, or not of all places of prompts that the step was asked for.
+    /// The step is not the oldest in flight, or the rows do not match it: another number of rows, drafts where there
+    /// may be none, log-probabilities of other tokens, or not of all prompt positions that the step was asked for.
     /// Nothing has changed then.
     pub fn update_from_output<'a>(
         &mut self,
@@ -105,7 +104,7 @@ impl Scheduler {
         Ok(num_finished)
     }
 
-    /// Hand on what a step says of prompts, before its tokens.
+    /// Pass on the log-probabilities of prompts, before the step's tokens.
     fn emit_prompt_logprobs(&mut self, set: usize, rows: PromptLogprobRows<'_>) {
         let (mut row, mut entry) = (0, 0);
         for (span, &num_columns) in self.steps[set].prompt_spans.iter().zip(rows.num_columns) {
@@ -129,8 +128,8 @@ impl Scheduler {
         }
     }
 
-    /// The path that nearly every row takes: one token that ends nothing, for the leading `entries`. Returns how many
-    /// that were.
+    /// The path of nearly every row: one token that ends nothing, for the leading `entries`. Returns how many rows took
+    /// it.
     fn append_decodes(&mut self, entries: &[Entry], token_ids: &[i32], now: u64) -> usize {
         let Some(mut egress) = self.outgoing.decodes(now) else { return 0 };
         let mut meter = self.meter.decodes(&self.handle.shared.metrics, now);
@@ -162,7 +161,7 @@ impl Scheduler {
         done
     }
 
-    /// Any row; how many requests finished with it.
+    /// Apply any row; returns how many requests finished with it.
     fn apply(
         &mut self,
         entry: &Entry,
@@ -206,7 +205,7 @@ impl Scheduler {
         0
     }
 
-    /// A row that was not sampled, of a request that tells how far its prompt is.
+    /// Apply a row without a sample, of a request that reports the progress of its prompt.
     fn report_prompt_progress(&mut self, entry: &Entry, now: u64) {
         let request = &self.requests[entry.tenant.slot as usize];
         if !request.cold.reports_prompt_progress || request.is_introduced {
@@ -220,7 +219,7 @@ impl Scheduler {
         });
     }
 
-    /// A row that was not sampled: the end of a request that only wants its prompt computed, or a part of a prompt.
+    /// Apply a row without a sample: a part of a prompt, or the end of a request that only wants its prompt computed.
     fn close_prefill(&mut self, slot: u32, now: u64) -> Option<RequestStatus> {
         let request = &self.requests[slot as usize];
         let is_done = request.num_steps_in_flight == 0
@@ -233,12 +232,12 @@ impl Scheduler {
         Some(RequestStatus::FinishedLengthCapped)
     }
 
-    /// One token of a row.
+    /// Append one token of a row.
     fn append_token(&mut self, slot: u32, token_id: i32, now: u64) -> Option<RequestStatus> {
         let request = &mut self.requests[slot as usize];
         request.push_token(token_id);
         if request.status == RequestStatus::Preempted {
-            // It lost its placeholders with its blocks; the token is one more to compute again.
+            // It lost its placeholders with its blocks; this token must be computed again too.
             request.num_expected_tokens = request.num_tokens;
         }
         let stop = check_stop(request, token_id);
@@ -259,7 +258,7 @@ impl Scheduler {
         }
     }
 
-    /// Any other sampled row: several tokens, or none. What follows a stop is dropped.
+    /// Apply any other sampled row: several tokens, or none. What follows a stop is dropped.
     fn append_row(
         &mut self,
         entry: &Entry,
@@ -275,7 +274,7 @@ impl Scheduler {
             return Some(RequestStatus::FinishedStopped);
         }
         if row.is_empty() {
-            // What it computed is as little a number as its logits: no request may find it.
+            // The KV is as invalid as the logits: no request may find it.
             let error = match first {
                 REJECTED_BY_GRAMMAR => RequestError::GrammarRejected,
                 CROWDED_OUT_OF_GRAMMARS => RequestError::GrammarsFull,
@@ -322,11 +321,11 @@ impl Scheduler {
                 && let Some(found) =
                     logprobs.find(self.requests[slot as usize].key, sample * sampled.num_columns + index)
             {
-                // Before the token's record: a consumer that sees that finds this.
+                // Before the token's record: a consumer that sees the record then finds these.
                 self.outgoing.push_logprobs(found);
             }
             if let Some(status) = self.append_token(slot, token_id, now) {
-                // What follows the stop is expected no more.
+                // What follows the stop is not expected any more.
                 let request = &mut self.requests[slot as usize];
                 let num_dropped = num_used - 1 - index as u32;
                 request.num_expected_tokens =
@@ -337,7 +336,7 @@ impl Scheduler {
         None
     }
 
-    /// Drafts for the request's next step.
+    /// Store the drafts for the request's next step.
     fn take_drafts(&mut self, slot: u32, drafts: &[i32]) {
         let request = &mut self.requests[slot as usize];
         if request.status == RequestStatus::Running && !drafts.is_empty() {
@@ -346,7 +345,7 @@ impl Scheduler {
         }
     }
 
-    /// A record of a request. Its first one tells when it was scheduled and what was cached.
+    /// Emit a record of a request. Its first record says when it was scheduled and what was cached.
     pub(crate) fn emit(
         &mut self,
         slot: u32,
@@ -403,8 +402,8 @@ impl Scheduler {
     }
 }
 
-/// The stop rules, in this order: EOS, stop token, length. EOS and stop tokens below `min_tokens` are
-/// masked by the sampler, so one that arrives is meant.
+/// Apply the stop rules, in this order: EOS, stop token, length. The sampler masks EOS and stop tokens below
+/// `min_tokens`, so one that arrives here counts.
 fn check_stop(request: &Request, token_id: i32) -> Stop {
     if token_id == request.eos_token_id {
         return Stop::Token { stop_reason: -1 };

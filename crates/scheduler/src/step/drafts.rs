@@ -1,11 +1,11 @@
-//! The drafts of a step's plan: added behind rows that are in it, dropped again, and how the rows are written then.
+//! The drafts in a step's plan: how they are added to rows, dropped again, and written.
 
 use super::{Entry, Step, UNCHANGED, fill_range};
 use crate::{request::Request, requests::Requests};
 
 impl Step {
-    /// Let the row in batch position `index` run drafts of its request behind its token, to be followed by a replay.
-    /// `block_table_start`: the first block that is new to the worker, when the table grew for them.
+    /// Let the row in batch position `index` run drafts after its token; call `replay` afterwards. `block_table_start`:
+    /// the first block that is new to the worker, if the table has grown for them.
     pub(crate) fn add_drafts(
         &mut self,
         index: usize,
@@ -32,7 +32,8 @@ impl Step {
         &self.draft_token_ids[entry.draft_start as usize..][..entry.num_draft_tokens as usize]
     }
 
-    /// Drop the last drafts of the row in batch position `index`, to be followed by a replay. Returns how many.
+    /// Drop the last drafts of the row in batch position `index`; call `replay` afterwards. Returns how many were
+    /// dropped.
     pub(crate) fn truncate_drafts(&mut self, index: usize, num_kept: u32) -> u32 {
         let entry = &mut self.entries[index];
         let dropped = u32::from(entry.num_draft_tokens).saturating_sub(num_kept);
@@ -58,8 +59,8 @@ impl Step {
         self.entries = entries;
     }
 
-    /// Whether a row is the newest token of its request and drafts, and the worker learns nothing else of it: as nearly
-    /// all rows of a step that has drafts are.
+    /// Whether a row is only the newest token of its request and drafts, and the worker learns nothing else: nearly all
+    /// rows of a step with drafts are.
     fn is_known_decode(&self, entry: &Entry, request: &Request) -> bool {
         entry.sampled
             && !entry.is_withheld
@@ -69,7 +70,7 @@ impl Step {
             && self.prompt_spans.is_empty()
     }
 
-    /// Such a row: what [`write`](Self::write) does, without its cases.
+    /// Write such a row: what [`write`](Self::write) does, without its special cases.
     fn write_decode(&mut self, entry: &Entry, request: &Request) {
         let (computed, count) = (entry.num_computed_tokens as usize, entry.num_scheduled_tokens as usize);
         let (first, first_logit) =

@@ -1,22 +1,22 @@
-//! `StepRows`: what a step gave, row by row, as `update_from_output` takes it.
+//! `StepRows`: the results of a step, row by row, for `update_from_output`.
 
 use crate::{
     logprobs::{LogprobRows, prompt::PromptLogprobRows},
     step::token_rows::TokenRows,
 };
 
-/// What one step gave.
+/// The results of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepRows<'a> {
-    /// A row for each sampled request of the step, in the order of `sampled_rows`: with drafts, those that were
-    /// accepted and one more.
+    /// A row for each sampled request of the step, in the order of `sampled_rows`; with drafts, the accepted ones and
+    /// one more token.
     pub sampled: TokenRows<'a>,
-    /// Drafts for the next step of each sampled request: none, or as many rows, of at most `num_speculative_tokens`
-    /// ids. Only when steps do not overlap; else the worker keeps its drafts to itself.
+    /// Drafts for the next step of each sampled request: no rows, or one per sampled request, of at most
+    /// `num_speculative_tokens` ids. Only if steps do not overlap; otherwise the worker keeps its drafts to itself.
     pub drafts: TokenRows<'a>,
     /// Log-probabilities of those sampled tokens whose requests asked for them.
     pub logprobs: LogprobRows<'a>,
-    /// Log-probabilities of those places of prompts that the step was asked for.
+    /// Log-probabilities of the prompt positions that the step was asked for.
     pub prompt_logprobs: PromptLogprobRows<'a>,
 }
 

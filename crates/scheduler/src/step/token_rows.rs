@@ -5,7 +5,7 @@ use crate::{error::SchedulerError, output::SchedulerOutput};
 /// Rows of `num_columns` ids, one for each sampled request; −1 ends a row.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenRows<'a> {
-    /// Row after row.
+    /// The ids, row after row.
     pub token_ids: &'a [i32],
     /// Ids per row.
     pub num_columns: usize,
@@ -29,7 +29,7 @@ impl<'a> TokenRows<'a> {
         &row[..length]
     }
 
-    /// The first id of a row, which may be one of the negative ones.
+    /// The first id of a row, which may be one of the negative codes.
     pub(crate) fn first(&self, index: usize) -> i32 {
         self.token_ids[index * self.num_columns]
     }
