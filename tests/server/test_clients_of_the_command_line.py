@@ -17,7 +17,7 @@ from rustvllm.cli.main import main
 
 @pytest.fixture(scope="module")
 def url():
-    with ServerProcess(FAKE) as server:
+    with ServerProcess([*FAKE, "--port", "0"]) as server:
         yield server.wait_until_ready() + "/v1"
 
 
