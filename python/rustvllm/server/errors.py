@@ -224,7 +224,10 @@ async def handle_http_exception(request: Request, exc: HTTPException) -> Respons
     """Routing errors (unknown path, wrong method) in OpenAI's shape."""
     status = HTTPStatus(exc.status_code)
     if status == HTTPStatus.NOT_FOUND:
-        message = f"No endpoint {request.method} {request.url.path[:256]}."
+        message = (
+            f"There is no endpoint {request.method[:32]} {request.url.path[:256]}. The API is OpenAI's, with "
+            "paths such as /v1/chat/completions."
+        )
     elif status == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (exc.headers or {}).get("Allow", "another method")
         message = f"{request.url.path[:256]} does not accept {request.method[:32]}; use {allowed}."
