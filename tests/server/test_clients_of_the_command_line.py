@@ -116,7 +116,7 @@ def test_a_reader_that_has_heard_enough_ends_the_program_without_a_word(silent):
 def test_bytes_that_are_no_text_are_said_before_the_server_is_asked(capsys, silent):
     before = len(silent.seen)
     assert complete(silent.url, "a\udcff", "--model-name", "m") == 1
-    assert "holds bytes that are not UTF-8: 'a\\udcff'" in capsys.readouterr().err
+    assert "has bytes that are not UTF-8: 'a\\udcff'" in capsys.readouterr().err
     assert len(silent.seen) == before
 
 

@@ -111,14 +111,17 @@ def add_client_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", default=DEFAULT_URL, help=f"base URL of the server, with or without /v1 (default: {DEFAULT_URL})"
     )
-    parser.add_argument("--model-name", metavar="NAME", help="which model (default: the server's first)")
+    parser.add_argument("--model-name", metavar="NAME", help="model to use (default: the server's first)")
     parser.add_argument(
         "--api-key",
         metavar="KEY",
-        help=f"(default: the environment's {' or '.join(KEY_VARIABLES)}, which ps cannot see)",
+        help=f"API key of the server (default: {' or '.join(KEY_VARIABLES)} from the environment, where ps does not "
+        "show it)",
     )
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer (default: the server's)")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest token")
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", help="0 takes the likeliest token (default: the server's)"
+    )
 
 
 def make_client(args: argparse.Namespace) -> ApiClient:

@@ -16,8 +16,8 @@ HELP = """\
 /clear         forget the conversation, keep the system prompt
 /system        show the system prompt
 /system TEXT   replace the system prompt and forget the conversation
-/bye           end; so does Ctrl-D
-Ctrl-C ends an answer, and at the prompt the program. Begin a message with a space if it starts with a slash."""
+/bye           leave; Ctrl-D does too
+Ctrl-C stops an answer, or leaves at the prompt. To send a message that begins with a slash, put a space before it."""
 
 
 def chat(argv: Sequence[str]) -> int:
@@ -29,12 +29,12 @@ def chat(argv: Sequence[str]) -> int:
     parser = FlexibleArgumentParser(prog=PROGRAM, description="Talk to a model on a server.")
     add_client_flags(parser)
     parser.add_argument("--system-prompt", metavar="TEXT", help="begin the conversation with this system prompt")
-    parser.add_argument("-q", "--quick", metavar="TEXT", help="say this, print the answer and end")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="send this message, print the answer and exit")
     parser.add_argument(
         "--tools",
         type=Path,
         metavar="FILE",
-        help="JSON list of tools; calls are shown, and the next line is their result",
+        help="JSON list of tools; after the model's calls, the next line that you type is their result",
     )
     args = parser.parse_args(argv)
     try:

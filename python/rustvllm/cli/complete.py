@@ -18,7 +18,7 @@ def complete(argv: Sequence[str]) -> int:
     """
     parser = FlexibleArgumentParser(prog=PROGRAM, description="Continue texts with a model on a server.")
     add_client_flags(parser)
-    parser.add_argument("-q", "--quick", metavar="TEXT", help="continue this text, print the result and end")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="continue this text, print the result and exit")
     args = parser.parse_args(argv)
     try:
         client = make_client(args)

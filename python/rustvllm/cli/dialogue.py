@@ -58,7 +58,7 @@ def _edit_lines() -> None:
 
 def _say(program: str, asked: str, answer: Answer) -> int:
     if not is_valid_unicode(asked):  # Python has put halves of characters where bytes are none
-        print(f"{program}: error: what is asked holds bytes that are not UTF-8: {asked!r:.80}", file=sys.stderr)
+        print(f"{program}: error: the text has bytes that are not UTF-8: {asked!r:.80}", file=sys.stderr)
         return EXIT_FAILURE
     try:
         with closing(answer(asked)) as pieces:  # closing it ends the request, if it is not at its end

@@ -18,7 +18,7 @@ _LABEL: Final = 18
 _TIME: Final = 9
 _BAR: Final = 24
 _BOLD, _DIM, _GREEN, _YELLOW, _RED, _CYAN = "1", "2", "32", "33", "31", "36"
-_NO_FACTS: Final = {"arguments": "all as they are by default"}
+_NO_FACTS: Final = {"arguments": "all at their defaults"}
 _COLORS: Final = {"RUNNING": _GREEN, "WAITING": _YELLOW, "PREEMPTED": _RED, "SWAPPED": _RED}
 
 
@@ -121,7 +121,7 @@ class JourneyPage:
             each = (finished - first) / (len(sample.token_ids) - 1)
             times.append(f"then {format_duration(each * 1e9)} per token")
         if finished is not None:
-            times.append(f"whole {format_duration((finished - arrival) * 1e9)}")
+            times.append(f"total {format_duration((finished - arrival) * 1e9)}")
         self._line("times", None, ", ".join(times))
 
     # -- one request ----------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def make_parser() -> FlexibleArgumentParser:
         epilog=f"commands:\n{lines}\n\n'rustvllm COMMAND --help' says more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("-v", "--version", action="store_true", help="show the version and end")
+    parser.add_argument("-v", "--version", action="store_true", help="show the version and exit")
     return parser
 
 

@@ -48,15 +48,22 @@ def make_parser() -> FlexibleArgumentParser:
         "--min-tokens", type=_at_least(0), default=0, metavar="N", help="fewest tokens of the answer (default: 0)"
     )
     request.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
-    request.add_argument("--top-p", type=float, default=1.0, help="(default: 1)")
-    request.add_argument("--top-k", type=int, default=0, help="(default: 0, all)")
+    request.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="sample from the likeliest tokens that have this total probability (default: 1)",
+    )
+    request.add_argument(
+        "--top-k", type=int, default=0, help="sample from this many likeliest tokens; 0: from all (default: 0)"
+    )
     request.add_argument(
         "--sampling-seed", type=int, metavar="SEED", help="seed of the sampled tokens (default: random)"
     )
     request.add_argument("--stop", nargs="+", metavar="TEXT", help="texts that end the answer")
     request.add_argument("--ignore-eos", action="store_true", help="continue past the end of sequence")
     request.add_argument("--adapter", metavar="NAME", help="adapter of the request, one of --lora-modules")
-    scene = parser.add_argument_group("scene", "What to show.")
+    scene = parser.add_argument_group("scenario", "What happens to the request.")
     scene.add_argument(
         "--repeat",
         type=_at_least(1, MAX_REPEATS),
@@ -78,9 +85,14 @@ def make_parser() -> FlexibleArgumentParser:
         help="start N other requests first: with few KV blocks this one is preempted",
     )
     scene.add_argument("--abort-after", type=_at_least(1), metavar="N", help="abort the request after N of its steps")
-    page = parser.add_argument_group("page", "How to show it.")
+    page = parser.add_argument_group("output", "How to print it.")
     page.add_argument("--json", action="store_true", help="one JSON object with every record")
-    page.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="(default: auto)")
+    page.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="auto: colours at a terminal (default: auto)",
+    )
     EngineArgs.add_cli_args(parser)
     return parser
 
