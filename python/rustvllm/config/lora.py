@@ -213,12 +213,13 @@ def check_adapter_folder(name: str, path: str | Path) -> Path:
     """
     try:
         folder = Path(path).expanduser().absolute()
-        if not folder.is_dir():
-            raise ConfigError(f"adapter {name!r}: there is no folder {folder}")
+        is_there = folder.is_dir()
         missing = [file for file in (CONFIG_NAME, WEIGHTS_NAME) if not (folder / file).is_file()]
         pickles = [file for file in _PICKLES if (folder / file).is_file()]
     except (OSError, RuntimeError, ValueError) as error:  # too long, or ``~user`` of an unknown user
         raise ConfigError(f"adapter {name!r}: the folder {str(path)!r:.200} cannot be read: {error}") from error
+    if not is_there:
+        raise ConfigError(f"adapter {name!r}: there is no folder {folder}")
     if missing == [WEIGHTS_NAME] and pickles:
         raise ConfigError(
             f"adapter {name!r}: {folder} has {pickles[0]} but no {WEIGHTS_NAME}; rustvllm only loads safetensors, "
