@@ -30,11 +30,15 @@ def bench_kernels(argv: Sequence[str]) -> int:
         description="Time the kernels of a model's shape by turns, and compare them with the device's limits.",
     )
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS), help="(default: all)")
-    parser.add_argument("--shape", choices=SHAPES, default="gpt2", help="of which model (default: gpt2)")
+    parser.add_argument("--shape", choices=SHAPES, default="gpt2", help="model whose shapes are used (default: gpt2)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="(default: auto)")
     parser.add_argument("--dtype", choices=DTYPES, help="(default: float32 on the CPU, bfloat16 on a GPU)")
     parser.add_argument(
-        "--num-rounds", type=whole_number(1), default="5", metavar="N", help="turns of each contender (default: 5)"
+        "--num-rounds",
+        type=whole_number(1),
+        default="5",
+        metavar="N",
+        help="measurements of each contender, in turns (default: 5)",
     )
     parser.add_argument("--output-json", metavar="FILE", help="also write the report to this file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -37,7 +37,9 @@ def bench_throughput(argv: Sequence[str]) -> int:
         input_len=128,
         output_len=128,
     )
-    parser.add_argument("--num-prompts", type=whole_number(1), default="100", metavar="N", help="(default: 100)")
+    parser.add_argument(
+        "--num-prompts", type=whole_number(1), default="100", metavar="N", help="number of prompts (default: 100)"
+    )
     parser.add_argument(
         "--dataset-name",
         choices=("random", *DRAFT_DATASETS),

@@ -30,8 +30,8 @@ def make_parser() -> FlexibleArgumentParser:
     numbers = (
         ("--block-size", "16", "tokens per KV block"),
         ("--num-blocks", "16384", "KV blocks in the pool"),
-        ("--max-num-seqs", "256", "running requests at most"),
-        ("--max-num-batched-tokens", "8192", "tokens per step at most"),
+        ("--max-num-seqs", "256", "most running requests"),
+        ("--max-num-batched-tokens", "8192", "most tokens per step"),
     )
     for flag, default, text in numbers:
         parser.add_argument(
@@ -41,7 +41,7 @@ def make_parser() -> FlexibleArgumentParser:
         "--no-enable-prefix-caching",
         dest="enable_prefix_caching",
         action="store_false",
-        help="let no requests share blocks",
+        help="do not let requests share the KV blocks of a prefix",
     )
     times = (
         ("--step-base-us", "every step"),
