@@ -16,13 +16,14 @@ class Logprob:
 
     Attributes:
         logprob: Natural logarithm of its probability; minus infinity is possible.
-        rank: 1 for the likeliest token of the vocabulary; for equals the best place among them.
+        rank: 1 for the likeliest token of the vocabulary; for equals the best place among them. None for a token that
+            the request named (``logprob_token_ids``) and that was not sampled.
         decoded_token: Its text, with U+FFFD for bytes that do not form a whole character; None without text.
         decoded_bytes: The bytes that it adds to the text, which need not be whole characters; None without text.
     """
 
     logprob: float
-    rank: int
+    rank: int | None
     decoded_token: str | None = None
     decoded_bytes: bytes | None = None
 
@@ -128,7 +129,7 @@ class FlatLogprobs(Sequence[dict[int, Logprob]]):
         end_indices: Where it ends.
         token_ids: Ids of the tokens, place by place.
         logprobs: Natural logarithms of their probabilities.
-        ranks: Their ranks, 1 for the likeliest.
+        ranks: Their ranks, 1 for the likeliest; None where it is not known.
         decoded_tokens: Their texts; None without text.
     """
 
@@ -136,7 +137,7 @@ class FlatLogprobs(Sequence[dict[int, Logprob]]):
     end_indices: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
+    ranks: list[int | None] = field(default_factory=list)
     decoded_tokens: list[str | None] = field(default_factory=list)
 
     @classmethod

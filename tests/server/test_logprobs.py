@@ -171,6 +171,30 @@ def test_an_echo_shows_the_special_tokens_of_a_prompt_where_they_are_not_to_be_l
     assert (hidden["text"], hidden["logprobs"]["text_offset"]) == (tokens[1], [0, 0, len(tokens[1])])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_that_a_request_names(server, stream):
+    """In their order behind the sampled one, each half as likely as the one before it."""
+    named = {"logprob_token_ids": [7, 5, 7], "return_tokens_as_token_ids": True, "stream": stream}
+    shown = {"token_id:7": 2 * HALF, "token_id:5": 3 * HALF}
+    places = []
+    for choice in post(server, COMPLETIONS, logprobs=0, **named):
+        logprobs = choice["logprobs"] or {"tokens": [], "top_logprobs": []}
+        places += zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True)
+    assert len(places) == 8
+    for token, top in places:
+        assert list(top.items()) == [(name, pytest.approx(value)) for name, value in ({token: HALF} | shown).items()]
+    places = [
+        place
+        for choice in post(server, CHAT, logprobs=True, top_logprobs=1, **named)
+        for place in (choice["logprobs"] or {"content": []})["content"]
+    ]
+    assert len(places) == 8
+    for place in places:
+        top = {entry["token"]: entry["logprob"] for entry in place["top_logprobs"]}
+        assert top == pytest.approx({place["token"]: HALF} | shown)
+        assert next(iter(top)) == place["token"]
+
+
 def test_prompt_logprobs(server):
     ids = [5, 6, 7, 8]
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:

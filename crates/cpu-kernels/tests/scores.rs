@@ -28,7 +28,10 @@ fn scored(
     is_normalized: bool,
 ) -> (Vec<i32>, Vec<f32>, i32) {
     let (mut ids, mut values) = (vec![-5; 1 + k], vec![0.5; 1 + k]);
-    let rank = passes.score(row, token_id, is_normalized, &mut ids, &mut values);
+    let (rank, log_total) = passes.score(row, token_id, is_normalized, &mut ids, &mut values);
+    let value = |id: &i32| (f64::from(row[*id as usize]) - log_total) as f32;
+    let equals = |(id, said): (&i32, &f32)| said.to_bits() == value(id).to_bits() || said.is_nan();
+    assert!(ids.iter().zip(&values).all(equals), "any other id may be asked for with the total");
     (ids, values, rank)
 }
 
@@ -110,8 +113,9 @@ fn a_row_is_scored_as_if_it_were_alone() {
     for num_threads in [1, 3] {
         let threads = Threads::new(num_threads).expect("threads");
         let (mut ids, mut values) = (vec![-1; rows.len() * (1 + k)], vec![0.0; rows.len() * (1 + k)]);
-        let mut ranks = vec![0; rows.len()];
-        let scores = Scores { ids: &mut ids, values: &mut values, ranks: &mut ranks };
+        let (mut ranks, mut log_totals) = (vec![0; rows.len()], vec![0.5; rows.len()]);
+        let scores =
+            Scores { ids: &mut ids, values: &mut values, ranks: &mut ranks, log_totals: &mut log_totals };
         score(&logits, vocab_size, &rows, &token_ids, true, &threads, scores);
         for (index, (&row, &token_id)) in rows.iter().zip(&token_ids).enumerate() {
             let alone = &logits[row * vocab_size..][..vocab_size];
@@ -119,6 +123,8 @@ fn a_row_is_scored_as_if_it_were_alone() {
             assert_eq!(ids[index * (1 + k)..][..=k], of_ids);
             assert_eq!(values[index * (1 + k)..][..=k], of_values);
             assert_eq!(ranks[index], rank);
+            let own = f64::from(alone[token_id]) - log_totals[index];
+            assert_eq!((own as f32).to_bits(), of_values[0].to_bits());
         }
     }
 }

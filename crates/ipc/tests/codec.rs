@@ -21,11 +21,13 @@ fn extras() -> impl Strategy<Value = SamplingExtras> {
     let bias = vec((0..i32::MAX, -100f32..100.0), 0..4);
     let words = vec(vec(0..i32::MAX, 1..4), 0..4);
     let arguments = option::of(".{0,8}");
-    (bias, vec(0..i32::MAX, 0..4), words, arguments).prop_map(|(bias, allowed, words, arguments)| {
+    let ids = || vec(0..i32::MAX, 0..4);
+    (bias, ids(), words, ids(), arguments).prop_map(|(bias, allowed, words, listed, arguments)| {
         let lists = [
             ("logit_bias", TokenList::Biases(bias)),
             ("allowed_token_ids", TokenList::Ids(allowed)),
             ("bad_words", TokenList::Words(words)),
+            ("logprob_token_ids", TokenList::Ids(listed)),
         ];
         SamplingExtras::new(lists, arguments).expect("lists that may be")
     })

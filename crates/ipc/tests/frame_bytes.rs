@@ -42,6 +42,7 @@ fn the_bytes_of_a_clients_frames_are_these() {
         ("logit_bias", TokenList::Biases(vec![(7, 0.5)])),
         ("allowed_token_ids", TokenList::Ids(vec![9])),
         ("bad_words", TokenList::Words(vec![vec![3, 4]])),
+        ("logprob_token_ids", TokenList::Ids(vec![8])),
     ];
     let extras = SamplingExtras::new(lists, Some("{}".to_owned())).expect("lists that may be");
     let request = NewRequest {
@@ -71,11 +72,11 @@ fn the_bytes_of_a_clients_frames_are_these() {
         ),
         (
             ClientMessage::AddRequests(vec![request]),
-            "eb000000 02 01000000 3807 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
+            "f3000000 02 01000000 3807 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
              0000803f 0000803f 00000000 00000000 00000000 00000000 0000803f 0000803f 0000000000000000 0000000000000000 ffffffffffffffff ffffffffffffffff \
              0000000000000000 0000000000000000 02000000 0900000000000000 \
              0605000000000000 0700000000000000 03000000 \
-             01000000 07000000 0000003f 01000000 09000000 01000000 02000000 03000000 04000000 01 02000000 7b7d \
+             01000000 07000000 0000003f 01000000 09000000 01000000 02000000 03000000 04000000 01000000 08000000 01 02000000 7b7d \
              02000000 01000000 ffffffff 02000000 06000000 07000000 00000000 00000000"
                 .to_owned(),
         ),

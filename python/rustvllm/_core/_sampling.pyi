@@ -102,13 +102,15 @@ def score_token_ids(
     ids: npt.NDArray[np.int32],
     values: npt.NDArray[np.float32],
     ranks: npt.NDArray[np.int32],
+    log_totals: npt.NDArray[np.float64],
 ) -> None:
     """Write how likely one token of each of ``rows`` is, and which are the likeliest.
 
-    ``token_ids`` and ``ranks`` are ``[len(rows)]``; ``ids`` and ``values`` are ``[len(rows), 1 + k]``: the token, then
-    the ``k`` largest logits, of equal ones the first id first. Values are log-probabilities if ``is_normalized``, and
-    otherwise logits; a rank is 1 + the number of larger logits. Raises as ``draw_token_ids`` does, and ``ValueError``
-    for an id that is not there.
+    ``token_ids``, ``ranks`` and ``log_totals`` are ``[len(rows)]``; ``ids`` and ``values`` are ``[len(rows), 1 + k]``:
+    the token, then the ``k`` largest logits, of equal ones the first id first. Values are log-probabilities if
+    ``is_normalized``, and otherwise logits; a rank is 1 + the number of larger logits, and a total is what is
+    subtracted from any logit of the row for its value. Raises as ``draw_token_ids`` does, and ``ValueError`` for an id
+    that is not there.
     """
 
 def draw_kernel() -> Literal["avx512", "avx2", "portable"]:

@@ -434,6 +434,8 @@ class InputProcessor:
                     "n",
                 )
             return needed
+        if params.logprob_token_ids:  # they come instead of the likeliest
+            return 0
         # What is drawn and not returned is chosen by its log-probabilities.
         return max(self._num_logprobs(params.logprobs), -1 if params.best_of is None else 0)
 

@@ -55,6 +55,7 @@ class SampleState:
     text_parts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] | FlatLogprobs | None = None
+    lists_tokens: bool = False
     text_offsets: list[int] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     unread: deque[_core.RequestDelta] = field(default_factory=deque)
@@ -86,7 +87,8 @@ class SampleState:
             position: dict[int, Logprob] = {}
             for token_id, logprob, rank, raw in candidates:
                 text = None if raw is None else raw.decode(errors="replace")
-                position.setdefault(token_id, Logprob(logprob, rank, text, raw))
+                known_rank = None if self.lists_tokens and position else rank  # the others are in the caller's order
+                position.setdefault(token_id, Logprob(logprob, known_rank, text, raw))
             if candidates:
                 self.cumulative_logprob += candidates[0][1]
             self.logprobs.append(position)
@@ -144,6 +146,7 @@ class RequestState:
         arrival_time: float | None = None,
         with_logprobs: bool = False,
         flat_logprobs: bool = False,
+        lists_tokens: bool = False,
         choice: BestOf | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
         prompt_progress: bool = False,
@@ -163,6 +166,7 @@ class RequestState:
             arrival_time: When it came in, in seconds of ``time.monotonic``; None: now.
             with_logprobs: Tokens come with log-probabilities.
             flat_logprobs: Outputs have them in a few lists of numbers.
+            lists_tokens: They are of tokens that the request named, not of the likeliest.
             choice: Which samples are returned; None: all.
             prompt_logprobs: Takes those of the prompt; None if the request asks for none.
             prompt_progress: How far the prompt is, is news.
@@ -178,6 +182,7 @@ class RequestState:
         self._changed: dict[int, None] = {}  # indices of the samples with news, in the order in which it came
         self._num_running = 0
         self._with_logprobs, self._flat_logprobs = with_logprobs, flat_logprobs
+        self._lists_tokens = lists_tokens
         self.expect(samples)
         self.metrics = RequestMetrics(arrival_time=time.monotonic() if arrival_time is None else arrival_time)
         self.num_cached_tokens = 0
@@ -199,7 +204,8 @@ class RequestState:
         for key, sample_id in samples:
             self._index_of_key[key] = len(self.samples)
             logprobs: list[dict[int, Logprob]] | FlatLogprobs = FlatLogprobs() if self._flat_logprobs else []
-            self.samples.append(SampleState(key, sample_id, logprobs=logprobs if self._with_logprobs else None))
+            kept = logprobs if self._with_logprobs else None
+            self.samples.append(SampleState(key, sample_id, logprobs=kept, lists_tokens=self._lists_tokens))
         self._num_running += len(samples)
 
     @property

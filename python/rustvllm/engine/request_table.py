@@ -133,7 +133,8 @@ class RequestTable:
             arrival_time=request.arrival_ns * 1e-9,
             with_logprobs=request.num_logprobs >= 0,
             flat_logprobs=params.flat_logprobs,
-            choice=BestOf(params.n, shows_logprobs=params.logprobs is not None, is_sorted=params.use_beam_search)
+            lists_tokens=bool(params.logprob_token_ids),
+            choice=BestOf(params.n, shows_logprobs=params.num_logprobs is not None, is_sorted=params.use_beam_search)
             if params.use_beam_search or params.best_of is not None
             else None,
             prompt_logprobs=self._prompt_logprobs(request),

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError, SchedulerStateError
 from rustvllm.logger import init_logger
+from rustvllm.sample.listed_tokens import RowTokens, join
 from rustvllm.text.tokenizer import read_core_tokenizer
 from rustvllm.worker.drafts.rows import DraftRows, draft_rows
 from rustvllm.worker.step_output import ModelRunnerOutput
@@ -114,6 +115,9 @@ class SimExecutor:
         self._last_sampled = np.zeros(num_rows, np.int32)
         self._executed: _ExecutedStep | None = None
         self._prompt_logprobs: _LogprobArrays | None = None
+        self._extras_of_row: Callable[[int], _core.SamplingExtras | None] | None = None
+        self._listed = RowTokens()
+        self._extras_column = column["has_extras"]
         self._end = 0.0  # of the last launched step
 
     def load_model(self) -> None:
@@ -159,10 +163,11 @@ class SimExecutor:
 
     def bind_token_ids(
         self,
-        token_ids: Callable[[int], list[int]],
+        token_ids: Callable[[int], list[int]],  # noqa: ARG002 -- other executors use it
         sampling_extras: Callable[[int], _core.SamplingExtras | None] | None = None,
     ) -> None:
-        """Do nothing: tokens depend on no earlier token than the last."""
+        """Keep what says which tokens requests name; tokens depend on no earlier token than the last."""
+        self._extras_of_row = sampling_extras
 
     def warm_up(self) -> None:
         """Do nothing."""
@@ -230,7 +235,7 @@ class SimExecutor:
         if grammar_output is not None:
             of_logits = grammar_output.rows(None if drafts is None else drafts.first).astype(np.int32)
             self._obey(replace(grammar_output, places=of_logits), sampled, rows, last_ids, positions)
-        logprobs = self._make_up_logprobs(np.maximum(sampled, 0), self._num_logprobs[rows])
+        logprobs = self._make_up_logprobs(np.maximum(sampled, 0), rows)
         if drafts is None:
             self._last_sampled[rows] = sampled
             ids = sampled[:, None]
@@ -275,6 +280,11 @@ class SimExecutor:
                 self._early_stops.pop(row, None)
                 if end > start:
                     self._early_stops[row] = arrays["stop_token_ids"][start:end].copy()
+        self._listed.drop(rows)
+        for row in rows[arrays["sampling_int"][:num_new_reqs, self._extras_column] != 0].tolist():
+            extras = None if self._extras_of_row is None else self._extras_of_row(row)
+            if extras is not None:
+                self._listed.admit(row, extras["logprob_token_ids"])
         self._num_logprobs[rows] = arrays["sampling_int"][:num_new_reqs, self._logprobs_column]
         self._num_prompt_logprobs[rows] = arrays["sampling_int"][:num_new_reqs, self._prompt_logprobs_column]
 
@@ -330,16 +340,23 @@ class SimExecutor:
             if (allowed := words[~np.isin(words, stops)]).size:
                 tokens[index] = allowed[0]
 
-    def _make_up_logprobs(
-        self, sampled: npt.NDArray[np.int32], num_logprobs: npt.NDArray[np.int64]
-    ) -> _LogprobArrays | None:
-        """Log-probabilities for the rows that ask: the sampled token is likeliest, each next word half as likely."""
+    def _make_up_logprobs(self, sampled: npt.NDArray[np.int32], rows: npt.NDArray[np.int32]) -> _LogprobArrays | None:
+        """Log-probabilities for the rows that ask: the sampled token is likeliest, each next word half as likely.
+
+        So is each next token where a row names some.
+        """
+        num_logprobs = self._num_logprobs[rows]
         which = np.flatnonzero(num_logprobs >= 0)
         if not which.size:
             return None
         wanted = np.minimum(num_logprobs[which], self.words.size)
         ids, values = self._candidates(sampled[which], int(wanted.max()))
         ids[:, 1:][np.arange(ids.shape[1] - 1) >= wanted[:, None]] = -1
+        if (found := self._listed.find(rows[which])) is not None:
+            host_rows, named = found
+            of_places = np.log(0.5) * (2.0 + np.arange(named.shape[1]))
+            of_named = np.where(named == ids[host_rows, :1], np.log(0.5), of_places).astype(np.float32)
+            ids, values = join(ids, values, host_rows, named, of_named)
         return which.astype(np.int32), ids, values, np.ones(which.size, np.int32)
 
     def _make_up_prompt_logprobs(

@@ -68,8 +68,10 @@ class CpuDraw:
 
     def score(
         self, logits: Tensor, rows: Tensor, token_ids: Tensor, count: int, *, is_normalized: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Score one token of each of some rows, and find the likeliest ones; see ``scorer.TokenScores``.
+
+        The last tensor, float64 ``[m]``, is what to subtract from any other logit of a row for its log-probability.
 
         Args:
             logits: float32 ``[n, vocab_size]``, contiguous.
@@ -81,6 +83,8 @@ class CpuDraw:
         ids = torch.empty((len(rows), 1 + count), dtype=torch.int32)
         values = torch.empty(ids.shape, dtype=torch.float32)
         ranks = torch.empty(len(rows), dtype=torch.int32)
+        log_totals = torch.empty(len(rows), dtype=torch.float64)
         arrays = (logits.numpy(), rows.numpy(), token_ids.numpy())
-        _core.score_token_ids(self._threads, *arrays, is_normalized, ids.numpy(), values.numpy(), ranks.numpy())
-        return ids, values, ranks
+        found = (tensor.numpy() for tensor in (ids, values, ranks, log_totals))
+        _core.score_token_ids(self._threads, *arrays, is_normalized, *found)
+        return ids, values, ranks, log_totals

@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rustvllm.sample.listed_tokens import ListedTokens
+
 
 @dataclass(frozen=True, slots=True)
 class LogprobsMetadata:
@@ -23,11 +25,13 @@ class LogprobsMetadata:
         rows: int64 ``[m]``, indices into the sampled rows, ascending, on the device.
         host_rows: int32 ``[m]``, the same on the host.
         num_logprobs: int32 ``[m]``, how many of the likeliest tokens each row gets in addition to its own; on the host.
+        listed: Tokens that rows get instead of the likeliest; None if no row names any.
     """
 
     rows: Tensor
     host_rows: npt.NDArray[np.int32]
     num_logprobs: npt.NDArray[np.int32]
+    listed: ListedTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,8 @@ class LogprobsArrays:
 
     Attributes:
         places: int32 ``[m]``, flat indices into the step's sampled ids, ascending.
-        token_ids: int32 ``[m, 1 + k]``: the sampled id, then the likeliest ones; −1 where a row asked for fewer.
+        token_ids: int32 ``[m, 1 + k]``: the sampled id, then the likeliest ones, or those that the row named; −1 where
+            a row asked for fewer.
         logprobs: float32 ``[m, 1 + k]``, natural logarithms.
         ranks: int32 ``[m]``, rank of the sampled token, from 1.
     """
@@ -83,7 +88,8 @@ class GatheredLogprobs:
 
     Attributes:
         metadata: Which rows need them.
-        tensors: Token ids int32 ``[m, 1 + k]``, log-probabilities float32 ``[m, 1 + k]``, ranks int32 ``[m]``.
+        tensors: Token ids int32 ``[m, 1 + k]``, log-probabilities float32 ``[m, 1 + k]``, ranks int32 ``[m]``; and
+            those of ``metadata.listed`` if there are some, float32 ``[p, l]``.
     """
 
     metadata: LogprobsMetadata
@@ -91,8 +97,10 @@ class GatheredLogprobs:
 
     def arrays(self, tensors: Sequence[Tensor]) -> LogprobsArrays:
         """Log-probabilities in host memory, from copies of ``tensors`` there, which may be overwritten."""
-        all_ids, all_values, ranks = (tensor.numpy() for tensor in tensors)
+        all_ids, all_values, ranks, *listed = (tensor.numpy() for tensor in tensors)
         num_logprobs = self.metadata.num_logprobs
         unwanted = np.arange(all_ids.shape[1] - 1)[None, :] >= num_logprobs[:, None]
         all_ids[:, 1:][unwanted] = -1
+        if self.metadata.listed is not None:
+            all_ids, all_values = self.metadata.listed.join(all_ids, all_values, *listed)
         return LogprobsArrays(self.metadata.host_rows, all_ids, all_values, ranks)

@@ -14,9 +14,12 @@ from rustvllm.sample.cpu_draw import CpuDraw
 from rustvllm.sample.logprobs import GatheredLogprobs, LogprobsMetadata
 from rustvllm.sample.metadata import SamplingMetadata
 
-TokenScores = tuple[Tensor, Tensor, Tensor]
+TokenScores = tuple[Tensor, ...]
 """For ``m`` rows with one token each: ids int32 ``[m, 1 + k]``, the token and then the ``k`` likeliest ids of its row;
-their log-probabilities or logits, float32 ``[m, 1 + k]``; the tokens' ranks, int32 ``[m]``, from 1."""
+their log-probabilities or logits, float32 ``[m, 1 + k]``; the tokens' ranks, int32 ``[m]``, from 1. If further tokens
+are named for ``p`` of the rows, also theirs, float32 ``[p, l]``."""
+Listed = tuple[Tensor, Tensor]
+"""Further tokens for some of ``m`` rows: indices of the rows, int64 ``[p]``, and ids for each, int64 ``[p, l]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,9 @@ class Scorer:
         wanted = kept.metadata
         count = min(int(wanted.num_logprobs.max()), kept.values.shape[-1])
         own = token_ids.index_select(0, wanted.rows)
-        return GatheredLogprobs(wanted, self._score(kept.values, kept.rows, own, count, to_normalize=kept.to_normalize))
+        listed = None if wanted.listed is None else (wanted.listed.rows, wanted.listed.ids)
+        scores = self._score(kept.values, kept.rows, own, count, listed, to_normalize=kept.to_normalize)
+        return GatheredLogprobs(wanted, scores)
 
     def score(self, logits: Tensor, token_ids: Tensor, count: int) -> TokenScores:
         """Log-probabilities of one token of each row, in any mode; the host does not wait.
@@ -98,22 +103,35 @@ class Scorer:
             token_ids: int64 ``[m]``.
             count: How many of the likeliest tokens to add, at most ``vocab_size``.
         """
-        return self._score(logits, None, token_ids, count, to_normalize=True)
+        return self._score(logits, None, token_ids, count, None, to_normalize=True)
 
     def _score(
-        self, values: Tensor, rows: Tensor | None, token_ids: Tensor, count: int, *, to_normalize: bool
+        self,
+        values: Tensor,
+        rows: Tensor | None,
+        token_ids: Tensor,
+        count: int,
+        listed: Listed | None,
+        *,
+        to_normalize: bool,
     ) -> TokenScores:
         if self._cpu_draw is not None:
             values = values.to(torch.float32).contiguous()
             rows = torch.arange(len(values)) if rows is None else rows
-            return self._cpu_draw.score(values, rows, token_ids, count, is_normalized=to_normalize)
+            *scores, log_totals = self._cpu_draw.score(values, rows, token_ids, count, is_normalized=to_normalize)
+            if listed is None:
+                return tuple(scores)
+            which, named_ids = listed  # only their logits are read once more
+            named = values[rows[which][:, None], named_ids].to(torch.float64) - log_totals[which][:, None]
+            return (*scores, named.to(torch.float32))
         values = values if rows is None else values.index_select(0, rows)
         values = values.log_softmax(dim=-1, dtype=torch.float32) if to_normalize else values.to(torch.float32)
         own = values.gather(1, token_ids[:, None])  # [m, 1]
         ranks = (values > own).sum(dim=-1) + 1
         top, top_ids = largest(values, count)
         ids = torch.cat((token_ids[:, None], top_ids), dim=1).to(torch.int32)
-        return ids, torch.cat((own, top), dim=1), ranks.to(torch.int32)
+        scores = ids, torch.cat((own, top), dim=1), ranks.to(torch.int32)
+        return scores if listed is None else (*scores, values[listed[0][:, None], listed[1]])
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

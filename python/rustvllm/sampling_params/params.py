@@ -61,7 +61,7 @@ MAX_ENTRIES: Final[Mapping[str, int]] = {
 }
 """Most entries of the parameters that are lists; counted before anything looks at an entry."""
 
-_LISTS: Final = ("stop", "stop_token_ids", *SAMPLING_LISTS, "logprob_token_ids", "logits_processors")
+_LISTS: Final = ("stop", "stop_token_ids", *SAMPLING_LISTS, "logits_processors")
 
 
 def _default(name: str) -> Any:
@@ -111,7 +111,9 @@ class SamplingParams:
             ``output_kind`` of final outputs only.
         flat_logprobs: Give log-probabilities as :class:`~rustvllm.logprobs.FlatLogprobs`: few objects, however many
             tokens there are.
-        logprob_token_ids: Log-probabilities of these tokens, at most 128.
+        logprob_token_ids: Log-probabilities of exactly these tokens at each place, at most 128, in addition to the
+            sampled one's and instead of the likeliest ones'; ``logprobs`` must be None or their number. A token named
+            twice counts once. Of these tokens only the sampled one has a rank.
         prompt_logprob_token_ids: The same for each token of the prompt.
         prompt_logprob_start: The first token of the prompt that gets log-probabilities.
         logit_bias: Added to the logits of these token ids, clamped to [-100, 100].
@@ -273,8 +275,8 @@ class SamplingParams:
 
     @property
     def num_logprobs(self) -> int | None:
-        """``logprobs``, under vLLM's name for what the sampler is asked for."""
-        return self.logprobs
+        """``logprobs``, or how many tokens ``logprob_token_ids`` names: vLLM's name for what the sampler is to give."""
+        return len(self.logprob_token_ids) if self.logprobs is None and self.logprob_token_ids else self.logprobs
 
     @property
     def num_samples(self) -> int:
@@ -388,12 +390,6 @@ class SamplingParams:
             check_int("logprobs", self.logprobs, -1)
         if self.prompt_logprobs is not None:
             check_int("prompt_logprobs", self.prompt_logprobs, -1)
-        if self.logprob_token_ids is not None:
-            num_ids = len(as_list("logprob_token_ids", self.logprob_token_ids))
-            if num_ids > 128:
-                raise InvalidRequestError(
-                    f"logprob_token_ids must hold at most 128 ids, got {num_ids}", "logprob_token_ids"
-                )
 
     def _check_token_rules(self) -> None:
         for name, row in SAMPLING_LISTS.items():
@@ -401,6 +397,12 @@ class SamplingParams:
                 LIST_CHECKS[row.kind](name, entries)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError("allowed_token_ids must not be empty", "allowed_token_ids")
+        if self.logprob_token_ids and self.logprobs is not None and self.logprobs != len(self.logprob_token_ids):
+            raise InvalidRequestError(
+                f"logprob_token_ids names {len(self.logprob_token_ids)} tokens, but logprobs is {self.logprobs}: leave "
+                "logprobs out, or give that number",
+                "logprob_token_ids",
+            )
 
     def _check_structured_outputs(self) -> None:
         if self.guided_decoding is not None:

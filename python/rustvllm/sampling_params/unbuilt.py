@@ -9,7 +9,6 @@ from rustvllm.parameter_checks import shown
 
 NOT_SUPPORTED_YET: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     # parameter -> values that ask for nothing, the default first; what works instead of any other
-    "logprob_token_ids": ((None,), "logprobs=-1 returns those of the whole vocabulary"),
     "prompt_logprob_token_ids": ((None,), "prompt_logprobs=-1 returns those of the whole vocabulary"),
     "prompt_logprob_start": (
         (None,),

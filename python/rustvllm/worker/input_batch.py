@@ -169,7 +169,7 @@ class InputBatch:
         floats, ints = self._sampling_float[rows], self._sampling_int[rows]
         temperature = floats[:, self._float["temperature"]]
         random = np.flatnonzero(temperature >= GREEDY_TEMPERATURE)
-        logprobs = _logprobs(ints[:, self._int["num_logprobs"]], send)
+        logprobs = self._logprobs(rows, ints[:, self._int["num_logprobs"]], send)
         metadata = SamplingMetadata(logprobs=logprobs)
         if random.size:
             metadata = SamplingMetadata(
@@ -188,6 +188,15 @@ class InputBatch:
             any_penalties=bool((self._counts.slots(rows) >= 0).any()),
             rules=self.extras.rules.select(rows),
         )
+
+    def _logprobs(
+        self, rows: npt.NDArray[np.int32], num_logprobs: npt.NDArray[np.int64], send: _Send
+    ) -> LogprobsMetadata | None:
+        which = np.flatnonzero(num_logprobs >= 0)
+        if not which.size:
+            return None
+        listed = self.extras.listed.select(rows[which], send)
+        return LogprobsMetadata(send(which), which.astype(np.int32), num_logprobs[which].astype(np.int32), listed)
 
     def _filters(self, floats: npt.NDArray[np.float32], ints: npt.NDArray[np.int64], send: _Send) -> dict[str, Tensor]:
         """The filters that some of the rows ask for."""
@@ -316,13 +325,6 @@ class FollowerBatch(InputBatch):
 
     def _drop(self, rows: npt.NDArray[np.int32]) -> None:
         pass
-
-
-def _logprobs(num_logprobs: npt.NDArray[np.int64], send: _Send) -> LogprobsMetadata | None:
-    which = np.flatnonzero(num_logprobs >= 0)
-    if not which.size:
-        return None
-    return LogprobsMetadata(send(which), which.astype(np.int32), num_logprobs[which].astype(np.int32))
 
 
 def _expand(counts: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -1,7 +1,8 @@
 """Sampling parameters that few requests have: lists, and custom logits processors.
 
-They are fetched from the core once, when a request gets a row, and split into token rules (:class:`RowRules`) and
-requests that processors follow (:class:`ProcessorBatch`). If no row has any, a step only checks two empty dictionaries.
+They are fetched from the core once, when a request gets a row, and split into token rules (:class:`RowRules`), tokens
+whose log-probabilities are asked for (:class:`RowTokens`), and requests that processors follow
+(:class:`ProcessorBatch`). If no row has any, a step only checks empty dictionaries.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rustvllm.sample.listed_tokens import RowTokens
 from rustvllm.sample.logits_processors import LogitsProcessor
 from rustvllm.sample.processor_batch import Failure, FollowedRequest, ProcessorBatch
 from rustvllm.sampling_params import SamplingParams
@@ -35,12 +37,14 @@ class RowExtras:
     Attributes:
         of_row: Returns the extras of a row; None until it is set.
         rules: The token rules among them.
+        listed: The tokens among them whose log-probabilities are asked for.
         processors: Which logits processors follow which request.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
         self.of_row: ExtrasOfRow | None = None
         self.rules = RowRules(num_rows, device)
+        self.listed = RowTokens()
         self.processors = ProcessorBatch()
         self._vocab_size = vocab_size
 
@@ -73,6 +77,7 @@ class RowExtras:
             failure = None if extras is None else self._what_is_wrong(extras)
             if extras is not None and failure is None:
                 self.rules.admit(row, extras, output)
+                self.listed.admit(row, extras["logprob_token_ids"])
             request = FollowedRequest(
                 SamplingParams() if failure is not None else _params(own_floats, own_ints, extras),
                 prompt,
@@ -85,6 +90,7 @@ class RowExtras:
     def drop(self, rows: npt.NDArray[np.int32]) -> None:
         """Forget the requests that were in some rows."""
         self.rules.drop(rows)
+        self.listed.drop(rows)
         self.processors.drop(rows)
 
     def append(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:

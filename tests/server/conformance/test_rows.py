@@ -16,7 +16,6 @@ FILES = (
     "test_wire",
 )
 WITHOUT = {
-    ("logprob_token_ids", "valid"): "not built: every value that asks for something is refused",
     ("prompt_embeds", "valid"): "not built",
     ("suffix", "valid"): "no model here is trained to fill in the middle",
     ("user, metadata, store, service_tier, unknown fields", "invalid"): "they are not looked at",

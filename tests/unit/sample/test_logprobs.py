@@ -1,11 +1,14 @@
 """Log-probabilities against a plain softmax in float64, by torch and by the core."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from rustvllm import _core
 from rustvllm.sample.cpu_draw import CpuDraw
+from rustvllm.sample.listed_tokens import RowTokens
 from rustvllm.sample.logprobs import LogprobsMetadata, ProcessedLogits
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.sampler import Sampler
@@ -109,6 +112,49 @@ def test_more_than_the_vocabulary_and_what_cannot_be(by):
 
 
 @by_each
+@pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits"])
+def test_named_tokens_come_instead_of_the_likeliest_and_as_exactly(by, mode):
+    torch.manual_seed(7)
+    logits = torch.randn(6, 40) * 4
+    token_ids = torch.randint(0, 40, (6,))
+    rows = RowTokens()
+    rows.admit(20, [39, 0, int(token_ids[2])])
+    rows.admit(50, [7])
+    rows.admit(60, [1, 2, 3])  # of another row
+    plain = metadata([0, 2, 3, 5], [3, 0, 20, 0])
+    wanted = replace(plain, listed=rows.select(10 * plain.host_rows, torch.from_numpy))
+    got, alone = scored(by, logits, token_ids, wanted, mode), scored(by, logits, token_ids, plain, mode)
+    everything = scored(by, logits, token_ids, metadata(range(6), [40] * 6), mode)
+    assert all(array.flags.c_contiguous for array in got.as_tuple())
+    assert (got.places.tolist(), got.ranks.tolist()) == (alone.places.tolist(), alone.ranks.tolist())
+    for place, row, named in [(1, 2, [39, 0, int(token_ids[2])]), (3, 5, [7])]:
+        of_row = dict(zip(everything.token_ids[row].tolist(), everything.logprobs[row].tolist(), strict=True))
+        count = 1 + len(named)
+        assert got.token_ids[place, :count].tolist() == [int(token_ids[row]), *named]
+        assert (got.token_ids[place, count:] == -1).all()
+        assert got.logprobs[place, :count].tolist() == [of_row[each] for each in got.token_ids[place, :count].tolist()]
+    for place in (0, 2):  # as if no other row named any
+        assert got.token_ids[place].tolist() == alone.token_ids[place].tolist()
+        assert got.logprobs[place].tolist() == alone.logprobs[place].tolist()
+
+
+def test_rows_name_tokens_until_they_are_left():
+    rows = RowTokens()
+    asked = np.array([3, 1], np.int32)
+    assert rows.find(asked) is None
+    rows.admit(3, [])
+    assert rows.find(asked) is None
+    rows.admit(1, [4, 5])
+    which, ids = rows.find(asked)
+    assert (which.tolist(), ids.tolist()) == ([1], [[4, 5]])
+    rows.admit(3, [6])
+    which, ids = rows.find(asked)
+    assert (which.tolist(), ids.tolist()) == ([0, 1], [[6, -1], [4, 5]])
+    rows.drop(np.array([1, 3], np.int32))
+    assert rows.find(asked) is None
+
+
+@by_each
 def test_raw_logits_are_as_they_are(by):
     logits = torch.tensor([[0.5, -2.0, 7.0]])
     got = scored(by, logits, torch.tensor([1]), metadata([0], [2]), "raw_logits")
@@ -159,7 +205,7 @@ def test_of_equal_candidates_the_first_ids_are_taken_however_many_are_asked_for(
             found, ids = largest(values, count)
         else:
             rows = torch.arange(40)
-            ids, found, _ = CPU_DRAW[by].score(values, rows, rows, count, is_normalized=False)
+            ids, found, *_ = CPU_DRAW[by].score(values, rows, rows, count, is_normalized=False)
             ids, found = ids[:, 1:], found[:, 1:]
         for row, of_row in enumerate(values.tolist()):
             expected = sorted(range(300), key=lambda place, of_row=of_row: (-of_row[place], place))[:count]
@@ -172,6 +218,7 @@ def test_wrong_arrays_are_refused():
     good = {
         "logits": logits, "rows": np.array([0, 2]), "token_ids": np.array([4, 0]), "is_normalized": True,
         "ids": np.zeros((2, 6), np.int32), "values": np.zeros((2, 6), np.float32), "ranks": np.zeros(2, np.int32),
+        "log_totals": np.zeros(2),
     }  # fmt: skip
     _core.score_token_ids(threads, **good)
     frozen = np.zeros((2, 6), np.float32)
@@ -195,6 +242,8 @@ def test_wrong_arrays_are_refused():
         ("values", frozen, ValueError, "values must be writable"),
         ("ranks", np.zeros(3, np.int32), ValueError, r"ranks must be C-contiguous and have the shape \[2\], got \[3\]"),
         ("ranks", np.zeros(2, np.int64), TypeError, "ranks must be an array of int32"),
+        ("log_totals", np.zeros(3), ValueError, r"log_totals must .* the shape \[2\], got \[3\]"),
+        ("log_totals", np.zeros(2, np.float32), TypeError, "log_totals must be an array of float64"),
     ]:
         with pytest.raises(error, match=message):
             _core.score_token_ids(threads, **good | {name: array})

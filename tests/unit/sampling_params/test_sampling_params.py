@@ -145,8 +145,14 @@ INVALID = [
     ("logprobs", True, "integer"),
     ("prompt_logprobs", 1.5, "integer"),
     ("prompt_logprobs", -2, "at least -1"),
-    ("logprob_token_ids", list(range(129)), "at most 128"),
+    ("logprob_token_ids", list(range(129)), "has 129 entries; the limit is 128"),
     ("logprob_token_ids", False, "logprob_token_ids must be"),
+    ("logprob_token_ids", 5, "logprob_token_ids must be"),
+    ("logprob_token_ids", [3, -1], "at least 0, got -1"),
+    ("logprob_token_ids", [2.0], "integer"),
+    ("logprob_token_ids", [None], "integer"),
+    ("logprob_token_ids", [[3]], "integer"),
+    ("logprob_token_ids", [10**20], "at most 2147483647"),
     ("allowed_token_ids", [], "must not be empty"),
     ("allowed_token_ids", [1, -1], "at least 0, got -1"),
     ("allowed_token_ids", [2**31], "at most 2147483647"),
@@ -196,7 +202,6 @@ INVALID = [
 ]
 
 UNSUPPORTED = {
-    "logprob_token_ids": [1],
     "prompt_logprob_token_ids": [[1]],
     "prompt_logprob_start": 1,
     "repetition_detection": {},

@@ -23,6 +23,9 @@ pub struct Scores<'a> {
     pub values: &'a mut [f32],
     /// `[m]`: 1 + the number of logits that are larger than the token's.
     pub ranks: &'a mut [i32],
+    /// `[m]`: what to subtract from any logit of the row for its value: the logarithm of the sum of all exponentials, or 0
+    /// for logits.
+    pub log_totals: &'a mut [f64],
 }
 
 /// Say how likely the tokens of some rows are, and which are the likeliest.
@@ -42,30 +45,32 @@ pub fn score(
     threads: &Threads,
     scores: Scores<'_>,
 ) {
-    let Scores { ids, values, ranks } = scores;
-    assert!(rows.len() == token_ids.len() && rows.len() == ranks.len(), "a token and a rank for each row");
+    let Scores { ids, values, ranks, log_totals } = scores;
+    let of_rows = [token_ids.len(), ranks.len(), log_totals.len()];
+    assert!(of_rows == [rows.len(); 3], "a token, a rank and a total for each row");
     assert!(ids.len() == values.len(), "a value for each id");
     let Some(width) = ids.len().checked_div(rows.len()) else { return };
     assert!(
         ids.len() == rows.len() * width && (1..=vocab_size + 1).contains(&width),
         "as many ids for each row, no more than it has"
     );
-    let parts = ids.chunks_exact_mut(width).zip(values.chunks_exact_mut(width)).zip(ranks);
+    let parts =
+        ids.chunks_exact_mut(width).zip(values.chunks_exact_mut(width)).zip(ranks.iter_mut().zip(log_totals));
     let work: Vec<_> = parts.map(Mutex::new).collect();
     let passes = Passes::best();
     threads.for_each(work.len(), rows.len() * vocab_size >= MIN_SHARED_LOGITS, |index| {
         let row = row_of(logits, vocab_size, rows[index]);
         // Each part is taken once: the lock is never waited for.
         let mut part = work[index].lock().unwrap_or_else(PoisonError::into_inner);
-        let ((ids, values), rank) = &mut *part;
-        **rank = passes.score(row, token_ids[index], is_normalized, ids, values);
+        let ((ids, values), (rank, log_total)) = &mut *part;
+        (**rank, **log_total) = passes.score(row, token_ids[index], is_normalized, ids, values);
     });
 }
 
 impl Passes {
     /// Write ids and values of a row's token and of its largest logits, as in [`Scores`].
     ///
-    /// Returns the token's rank.
+    /// Returns the token's rank, and what is subtracted from a logit for its value.
     pub fn score(
         &self,
         logits: &[f32],
@@ -73,7 +78,7 @@ impl Passes {
         is_normalized: bool,
         ids: &mut [i32],
         values: &mut [f32],
-    ) -> i32 {
+    ) -> (i32, f64) {
         let mut largest = vec![0.0; logits.len().div_ceil(BLOCK)];
         let all_numbers = self.survey(logits, &mut largest);
         let row = Row::new(logits, 1.0, &mut largest);
@@ -85,7 +90,7 @@ impl Passes {
             *id = found_id as i32;
             *value = (f64::from(logit) - log_total) as f32;
         }
-        1 + row.num_above(own)
+        (1 + row.num_above(own), log_total)
     }
 
     /// Logarithm of the sum of all exponentials of a row; NaN if it has no distribution.

@@ -141,7 +141,7 @@ fn penalize_logits(
 }
 
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "three arrays that it reads and three that it writes")]
+#[expect(clippy::too_many_arguments, reason = "three arrays that it reads and four that it writes")]
 fn score_token_ids(
     py: Python<'_>,
     threads: &CpuThreads,
@@ -152,6 +152,7 @@ fn score_token_ids(
     ids: &Bound<'_, PyAny>,
     values: &Bound<'_, PyAny>,
     ranks: &Bound<'_, PyAny>,
+    log_totals: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let LogitRows { logits, vocab_size, rows } = LogitRows::new(py, logits, rows)?;
     let token_ids: Vec<i64> = column(py, "token_ids", token_ids, Some(rows.len()))?;
@@ -177,16 +178,23 @@ fn score_token_ids(
     if ranks.shape() != [rows.len()] {
         return Err(other_layout("ranks", &format!("[{}]", rows.len()), &ranks));
     }
+    let log_totals = array::<f64>("log_totals", log_totals, 1, "[m]")?;
+    if log_totals.shape() != [rows.len()] {
+        return Err(other_layout("log_totals", &format!("[{}]", rows.len()), &log_totals));
+    }
     expect_writable("ids", &ids)?;
     expect_writable("values", &values)?;
     expect_writable("ranks", &ranks)?;
-    // SAFETY: the views live until the end of this function, and those that are written are writable. That they are four
+    expect_writable("log_totals", &log_totals)?;
+    // SAFETY: the views live until the end of this function, and those that are written are writable. That they are five
     // arrays, and that no other thread of Python touches them meanwhile, is the caller's part, as with every call of numpy
     // and torch.
-    let (logits, ids, values, ranks) =
-        unsafe { (read_elements(&logits), elements(&ids), elements(&values), elements(&ranks)) };
+    let (logits, ids, values, ranks, log_totals) = unsafe {
+        (read_elements(&logits), elements(&ids), elements(&values), elements(&ranks), elements(&log_totals))
+    };
     detached(py, rows.len() * vocab_size, || {
-        let scores = Scores { ids: &mut *ids, values: &mut *values, ranks: &mut *ranks };
+        let scores =
+            Scores { ids: &mut *ids, values: &mut *values, ranks: &mut *ranks, log_totals: &mut *log_totals };
         score(logits, vocab_size, &rows, &token_ids, is_normalized, &threads.threads, scores);
     });
     Ok(())

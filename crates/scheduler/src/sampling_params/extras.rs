@@ -16,6 +16,9 @@ pub const MAX_SAMPLING_EXTRAS_BYTES: usize = 3 << 20;
 /// Most entries of a list that has an entry for a token id: more than any vocabulary has.
 const MAX_LISTED_TOKENS: usize = 1 << 19;
 
+/// Most tokens whose log-probabilities a request may get at each place of its output, as in vLLM.
+const MAX_LOGPROB_TOKEN_IDS: usize = 128;
+
 /// Most token ids of a word.
 pub const MAX_WORD_TOKENS: usize = 128;
 
@@ -79,6 +82,8 @@ sampling_lists! {
     allowed_token_ids: Ids, MAX_LISTED_TOKENS;
     /// Words that are not generated.
     bad_words: Words, 4096;
+    /// Show log-probabilities of these tokens at each place, in addition to its own; needs `logprobs`.
+    logprob_token_ids: Ids, MAX_LOGPROB_TOKEN_IDS;
 }
 
 /// A list of a request.
@@ -414,7 +419,7 @@ mod tests {
         let one_byte_more = (2 << 20) + 1;
         let error =
             SamplingExtras::new([("allowed_token_ids", ids())], text(one_byte_more)).expect_err("too large");
-        assert!(error.to_string().contains("bad_words and extra_args take 3145729 bytes"), "{error}");
+        assert!(error.to_string().contains("logprob_token_ids and extra_args take 3145729 bytes"), "{error}");
         assert_eq!(error.parameter(), Some("extra_args"));
         SamplingExtras::new([("allowed_token_ids", ids())], text(one_byte_more - 1))
             .expect("as large as may be");
@@ -451,7 +456,7 @@ mod tests {
             SAMPLING_LISTS.map(|row| row.name)
         );
         let ids: Vec<Vec<i32>> = extras.lists().map(|(_, list)| list.token_ids().collect()).collect();
-        assert_eq!(ids, [vec![], vec![], vec![1, 2, 3]]);
+        assert_eq!(ids, [vec![], vec![], vec![1, 2, 3], vec![]]);
         assert_eq!(ids.len(), NUM_LISTS);
         assert_eq!(extras.list("extra_args"), None);
     }

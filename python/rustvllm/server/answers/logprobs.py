@@ -19,7 +19,8 @@ def completion_logprobs(request: CompletionRequest) -> LogprobsRenderer | None:
     """How a completions request wants its log-probabilities; None: not at all."""
     if request.logprobs is None:
         return None
-    as_ids, num_logprobs = bool(request.return_tokens_as_token_ids), request.logprobs
+    as_ids = bool(request.return_tokens_as_token_ids)
+    num_logprobs = -1 if request.logprob_token_ids else request.logprobs  # what was named is shown
 
     def render(output: CompletionOutput) -> dict[str, Any]:
         return completion_places(
@@ -113,7 +114,7 @@ def chat_logprobs(request: ChatCompletionRequest, model: ServedModel) -> Logprob
     model.check_num_logprobs("top_logprobs", num_top)
     if not request.logprobs:
         return None
-    as_ids = bool(request.return_tokens_as_token_ids)
+    as_ids, shows_all = bool(request.return_tokens_as_token_ids), bool(request.logprob_token_ids)
 
     def entry(token_id: int, logprob: Logprob | None) -> dict[str, Any]:
         raw = None if logprob is None or logprob.decoded_bytes is None else list(logprob.decoded_bytes)
@@ -123,8 +124,10 @@ def chat_logprobs(request: ChatCompletionRequest, model: ServedModel) -> Logprob
     def render(output: CompletionOutput) -> dict[str, Any]:
         content = []
         for token_id, position in zip(output.token_ids, output.logprobs or (), strict=True):
-            likeliest = sorted(position.items(), key=lambda item: item[1].rank)[: None if num_top == -1 else num_top]
-            top = [entry(other, logprob) for other, logprob in likeliest]
+            shown = list(position.items())
+            if not shows_all:
+                shown = sorted(shown, key=lambda item: item[1].rank or 0)[: None if num_top == -1 else num_top]
+            top = [entry(other, logprob) for other, logprob in shown]
             content.append({**entry(token_id, position.get(token_id)), "top_logprobs": top})
         return {"content": content}
 
@@ -135,7 +138,7 @@ def _likeliest(token_id: int, place: Mapping[int, Logprob], count: int) -> Mappi
     """A place's own token and ``count`` of the likeliest (-1: all), in their order."""
     if count == -1:
         return place
-    return {other: logprob for other, logprob in place.items() if other == token_id or logprob.rank <= count}
+    return {other: logprob for other, logprob in place.items() if other == token_id or (logprob.rank or 0) <= count}
 
 
 def _token(token_id: int, logprob: Logprob | None, as_ids: bool) -> str:

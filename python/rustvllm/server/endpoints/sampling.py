@@ -75,6 +75,13 @@ def build_sampling_params(
             values[row.name] = _biases(row.name, biases, model.vocab_size)
     if request.response_format is not None or request.structured_outputs is not None:
         values["structured_outputs"] = read_structured_outputs(request)
+    if request.logprob_token_ids:
+        if logprobs is None:
+            raise InvalidRequestError(
+                "logprob_token_ids needs logprobs (true for chat completions, a number for completions).",
+                "logprob_token_ids",
+            )
+        logprobs = None  # these tokens come instead of the likeliest
     if request.vllm_xargs:
         values["extra_args"] = _extra_args(request.vllm_xargs)
     kind = PromptOnlyParams if max_tokens == 0 else SamplingParams

@@ -206,6 +206,7 @@ class GenerationRequest(BaseModel):
     logit_bias: Annotated[dict[str, Any], _max_entries("logit_bias")] | None = _sampling_list("logit_bias")
     allowed_token_ids: Annotated[Ids, _max_entries("allowed_token_ids")] | None = _sampling_list("allowed_token_ids")
     bad_words: Annotated[Strings, _max_entries("bad_words")] | None = _sampling_list("bad_words")
+    logprob_token_ids: Annotated[Ids, _max_entries("logprob_token_ids")] | None = _sampling_list("logprob_token_ids")
     response_format: dict[str, Any] | None = _described(
         'What the answer must be: `{"type": "text"}`, `{"type": "json_object"}`, or '
         '`{"type": "json_schema", "json_schema": {"name", "schema"}}`.'

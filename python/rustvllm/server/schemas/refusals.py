@@ -34,7 +34,6 @@ _SHARED: Refusals = {
     "guided_decoding_backend": (_nothing, "there is only one backend"),
     "guided_whitespace_pattern": (_nothing, "send structured_outputs with whitespace_pattern"),
     "prompt_embeds": (_nothing, "send text or token ids"),
-    "logprob_token_ids": (_nothing, ""),
     "logits_processors": (_nothing, "use those that the server was started with, by vllm_xargs"),
     "kv_transfer_params": (_nothing, ""),
     "ec_transfer_params": (_nothing, ""),
