@@ -1,4 +1,4 @@
-"""Log-probabilities as callers see them: :class:`Logprob`, :class:`PromptLogprobs`, and :class:`FlatLogprobs`.
+"""Log-probabilities as callers see them: :class:`Logprob`, :class:`PromptLogprobs`, :class:`FlatLogprobs`.
 
 A prompt is long, and an object for each candidate of each place would take some twenty times the room of its numbers.
 So the numbers stay as they came, and a place becomes objects when a caller reads it.
@@ -7,7 +7,11 @@ So the numbers stay as they came, and a place becomes objects when a caller read
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import TYPE_CHECKING, overload
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(slots=True)
@@ -30,12 +34,16 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Consecutive places: ``num_columns`` token ids (−1 ends a row) and log-probabilities for each, and its rank."""
+    """Consecutive places: ``num_columns`` token ids and log-probabilities for each, and its rank; −1 ends a row.
+
+    The last ``num_named`` columns are of tokens that the request names.
+    """
 
     num_columns: int
     token_ids: "memoryview[int]"
     logprobs: "memoryview[float]"
     ranks: "memoryview[int]"
+    num_named: int = 0
 
 
 class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
@@ -45,10 +53,11 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
 
     Args:
         token_bytes: The bytes that a token adds to a text; None: there is no text.
+        num_named: How many tokens the request names for each place, which :class:`PromptTokenLogprobs` keeps.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes] | None = None) -> None:
-        self._token_bytes = token_bytes
+    def __init__(self, token_bytes: Callable[[int], bytes] | None = None, num_named: int = 0) -> None:
+        self._token_bytes, self._num_named = token_bytes, num_named
         self._chunks: list[_Chunk] = []
         self._starts: list[int] = []  # place of the first of each chunk
         self._length = 1
@@ -65,7 +74,7 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
             )
         ids, values = memoryview(token_ids).cast("i"), memoryview(logprobs).cast("f")
         places = memoryview(ranks).cast("I")
-        self._chunks.append(_Chunk(num_columns, ids, values, places))
+        self._chunks.append(_Chunk(num_columns, ids, values, places, self._num_named))
         self._starts.append(first_position)
         self._length += len(places)
 
@@ -106,7 +115,7 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
         chunk, row = self._chunks[which], place - self._starts[which]
         start = row * chunk.num_columns
         found: dict[int, Logprob] = {}
-        for column in range(chunk.num_columns):
+        for column in range(chunk.num_columns - chunk.num_named):
             token_id = chunk.token_ids[start + column]
             if token_id < 0:
                 break
@@ -116,6 +125,39 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
                 rank = column or chunk.ranks[row]
                 found[token_id] = Logprob(chunk.logprobs[start + column], rank, text, raw)
         return found
+
+
+class PromptTokenLogprobs:
+    """Log-probabilities of the tokens that a request names for places of its prompt (``prompt_logprob_token_ids``).
+
+    Args:
+        start: The place of the first row.
+        num_rows: Rows of tokens.
+        num_named: Tokens of each.
+    """
+
+    def __init__(self, start: int, num_rows: int, num_named: int) -> None:
+        import numpy as np  # importing the package does not load it
+
+        self._start = start
+        self._values = np.empty((num_rows, num_named), np.float32)
+        self._num_known = 0
+
+    def extend(self, first_position: int, num_columns: int, _ids: bytes, logprobs: bytes, _ranks: bytes) -> None:
+        """Add the places that follow; see ``PromptLogprobs.extend``."""
+        import numpy as np
+
+        num_rows, num_named = self._values.shape
+        values = np.frombuffer(logprobs, np.float32).reshape(-1, num_columns)[:, num_columns - num_named :]
+        first = first_position - 1 - self._start
+        begin, end = max(first, 0), min(first + len(values), num_rows)
+        if begin < end:
+            self._values[begin:end] = values[begin - first : end - first]
+            self._num_known += end - begin
+
+    def whole(self) -> "npt.NDArray[np.float32] | None":
+        """Float32 ``[num_rows, num_named]``, minus infinity where a row is padded; None while places are missing."""
+        return self._values if self._num_known == len(self._values) else None
 
 
 @dataclass

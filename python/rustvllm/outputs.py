@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from rustvllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs
+
+if TYPE_CHECKING:  # importing the package loads no numpy
+    import numpy as np
+    import numpy.typing as npt
 
 
 class PromptIds(Protocol):
@@ -133,15 +137,17 @@ class RequestOutput:
         prompt_progress_time: When that was so, in seconds of ``time.monotonic``.
         error: Why the request failed, when a sample ended with ``error``.
         lora_request: The adapter that it asked for; None: the model alone.
-        encoder_prompt, encoder_prompt_token_ids, kv_transfer_params, ec_transfer_params, prompt_token_id_logprobs,
-            num_cache_creation_tokens: Always None; vLLM's, for features that are not built.
+        prompt_token_id_logprobs: Log-probabilities of ``prompt_logprob_token_ids``, float32 ``[num_rows, num_ids]``,
+            minus infinity where a row is padded. None unless asked for, and until the prompt is computed; with
+            ``RequestOutputKind.DELTA`` in the first output only.
+        encoder_prompt, encoder_prompt_token_ids, kv_transfer_params, ec_transfer_params, num_cache_creation_tokens:
+            Always None; vLLM's, for features that are not built.
     """
 
     encoder_prompt: ClassVar[None] = None
     encoder_prompt_token_ids: ClassVar[None] = None
     kv_transfer_params: ClassVar[None] = None
     ec_transfer_params: ClassVar[None] = None
-    prompt_token_id_logprobs: ClassVar[None] = None
     num_cache_creation_tokens: ClassVar[None] = None
 
     request_id: str
@@ -150,6 +156,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     prompt_logprobs: PromptLogprobs | FlatLogprobs | None = None
+    prompt_token_id_logprobs: "npt.NDArray[np.float32] | None" = field(default=None, compare=False)
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
     num_accepted_prediction_tokens: int = 0
@@ -181,6 +188,8 @@ class RequestOutput:
         self.num_cached_tokens = next_output.num_cached_tokens
         if next_output.prompt_logprobs is not None:
             self.prompt_logprobs = next_output.prompt_logprobs
+        if next_output.prompt_token_id_logprobs is not None:
+            self.prompt_token_id_logprobs = next_output.prompt_token_id_logprobs
         places = {sample.index: place for place, sample in enumerate(self.outputs)}
         for sample in next_output.outputs:
             place = places.get(sample.index)

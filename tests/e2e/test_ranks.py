@@ -86,6 +86,15 @@ def test_ranks_give_the_tokens_of_one_through_swaps_chunks_and_prefix_hits(pair:
     assert len({str(each) for each in expected}) > 4, "output that is all the same proves nothing"
 
 
+def named_scores(llm: LLM) -> list[float]:
+    """Log-probabilities of named tokens: at the places of an output, and of a prompt from its third place on."""
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprob_token_ids=[7, 3])
+    params = params.clone(prompt_logprob_token_ids=[[9, 2], [4, 8], [1, 1], [60, 61]], prompt_logprob_start=2)
+    [output] = llm.generate([{"prompt_token_ids": [5, 6, 7, 8, 9, 10, 11]}], params, use_tqdm=False)
+    of_prompt = [] if output.prompt_token_id_logprobs is None else output.prompt_token_id_logprobs.ravel().tolist()
+    return [place[7].logprob for place in output.outputs[0].logprobs or []] + of_prompt
+
+
 def test_beams_grammars_and_log_probabilities_are_rank_0s_alone(pair: LLM, alone: LLM) -> None:
     greedy = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2, prompt_logprobs=1)
     choice = SamplingParams(
@@ -108,6 +117,7 @@ def test_beams_grammars_and_log_probabilities_are_rank_0s_alone(pair: LLM, alone
     assert len(of_prompt) == len(other_of_prompt) > 0
     for place, other in zip(of_prompt, other_of_prompt, strict=True):
         assert place == pytest.approx(other, abs=1e-4)
+    assert named_scores(pair) == pytest.approx(named_scores(alone), abs=1e-4)
 
 
 def make_adapter(folder: Any, seed: int) -> LoRARequest:
@@ -474,6 +484,8 @@ def test_beams_grammars_and_log_probabilities_are_those_of_the_last_stage(staged
     assert text in ("red", "green")
     assert len(values) == len(other_values) > 40
     assert values == pytest.approx(other_values, abs=1e-4)
+    assert named_scores(staged) == pytest.approx(named_scores(alone), abs=1e-4)
+    assert len(named_scores(alone)) == 8 + 4 * 2
 
 
 def test_requests_that_leave_while_their_step_is_under_way_harm_no_other(staged: LLM, alone: LLM) -> None:

@@ -10,8 +10,8 @@ use proptest::{collection::vec, option, prelude::*};
 use scheduler::{
     AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, GrammarKind, GrammarSpec, HistogramSnapshot,
     MAX_WEIGHT, MetricsSnapshot, MultimodalSpan, NewRequest, Payer, PredictedDrafts, PromptLogprobs,
-    RequestError, RequestKey, RequestLimits, SamplingExtras, SamplingParams, ThinkingGate, TokenList,
-    TokenLogprobs,
+    PromptTokens, RequestError, RequestKey, RequestLimits, SamplingExtras, SamplingParams, ThinkingGate,
+    TokenList, TokenLogprobs,
     sampling_params::{NUM_FLOATS, NUM_INTS},
 };
 
@@ -22,15 +22,21 @@ fn extras() -> impl Strategy<Value = SamplingExtras> {
     let words = vec(vec(0..i32::MAX, 1..4), 0..4);
     let arguments = option::of(".{0,8}");
     let ids = || vec(0..i32::MAX, 0..4);
-    (bias, ids(), words, ids(), arguments).prop_map(|(bias, allowed, words, listed, arguments)| {
-        let lists = [
-            ("logit_bias", TokenList::Biases(bias)),
-            ("allowed_token_ids", TokenList::Ids(allowed)),
-            ("bad_words", TokenList::Words(words)),
-            ("logprob_token_ids", TokenList::Ids(listed)),
-        ];
-        SamplingExtras::new(lists, arguments).expect("lists that may be")
-    })
+    let of_prompt = option::of((any::<u32>(), any::<bool>(), vec(-1..i32::MAX, 1..6)));
+    (bias, ids(), words, ids(), arguments, of_prompt).prop_map(
+        |(bias, allowed, words, listed, arguments, of_prompt)| {
+            let lists = [
+                ("logit_bias", TokenList::Biases(bias)),
+                ("allowed_token_ids", TokenList::Ids(allowed)),
+                ("bad_words", TokenList::Words(words)),
+                ("logprob_token_ids", TokenList::Ids(listed)),
+            ];
+            let extras = SamplingExtras::new(lists, arguments).expect("lists that may be");
+            let Some((start, is_alone, ids)) = of_prompt else { return extras };
+            let tokens = PromptTokens { start, is_alone, width: ids.len() as u32, ids: ids.into() };
+            extras.with_prompt_tokens(tokens).expect("one row")
+        },
+    )
 }
 
 fn sampling_params() -> impl Strategy<Value = SamplingParams> {

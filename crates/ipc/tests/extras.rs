@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ipc::{ClientMessage, DecodeError, HEADER_BYTES};
-use scheduler::{NewRequest, RequestKey, SamplingExtras, SamplingParams, TokenList};
+use scheduler::{NewRequest, PromptTokens, RequestKey, SamplingExtras, SamplingParams, TokenList};
 
 fn frame(message: &ClientMessage) -> Vec<u8> {
     let mut frame = Vec::new();
@@ -45,6 +45,21 @@ fn wrong_extras_are_refused() {
     bad[bias..bias + 4].copy_from_slice(&f32::NAN.to_le_bytes());
     let error = ClientMessage::decode(bad[4], &bad[HEADER_BYTES..], 1).expect_err("not finite").to_string();
     assert!(error.contains("token id 7 is NaN"), "{error}");
+    let extras = SamplingExtras::default();
+    let tokens = PromptTokens { start: 0x0708, is_alone: false, width: 2, ids: [5, 6].into() };
+    let extras = extras.with_prompt_tokens(tokens).expect("a row");
+    let params = SamplingParams { extras: Some(Arc::new(extras)), ..SamplingParams::default() };
+    let rows = frame(&ClientMessage::AddRequests(vec![NewRequest::new(RequestKey(1), "a", vec![1], params)]));
+    let start = rows.windows(4).position(|window| window == 0x0708u32.to_le_bytes()).expect("the start");
+    let id = start + 4 + 1 + 4 + 4;
+    for (place, value, expected) in
+        [(start + 5, 3, "not rows of 3"), (start + 5, 0, "not rows of 0"), (id, -2, "-2")]
+    {
+        let mut bad = rows.clone();
+        bad[place..place + 4].copy_from_slice(&i32::to_le_bytes(value));
+        let error = ClientMessage::decode(bad[4], &bad[HEADER_BYTES..], 1).expect_err("no rows").to_string();
+        assert!(error.contains(expected) && error.contains("prompt_logprob_token_ids"), "{error}");
+    }
     // "The same extras" without any before: the flags are the byte behind the count.
     for flags in [1 << 6, (1 << 5) | (1 << 6)] {
         let mut bad = good.clone();

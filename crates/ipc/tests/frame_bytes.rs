@@ -7,7 +7,8 @@ use ipc::{
 };
 use scheduler::{
     AddRequestError, EngineCoreOutput, FinishReason, NewRequest, Payer, PredictedDrafts, PromptLogprobs,
-    RequestError, RequestKey, RequestLimits, SamplingExtras, SamplingParams, TokenList, TokenLogprobs,
+    PromptTokens, RequestError, RequestKey, RequestLimits, SamplingExtras, SamplingParams, TokenList,
+    TokenLogprobs,
 };
 
 const CLIENT: u32 = 0x00ab_cdef;
@@ -45,6 +46,8 @@ fn the_bytes_of_a_clients_frames_are_these() {
         ("logprob_token_ids", TokenList::Ids(vec![8])),
     ];
     let extras = SamplingExtras::new(lists, Some("{}".to_owned())).expect("lists that may be");
+    let of_prompt = PromptTokens { start: 3, is_alone: true, width: 1, ids: [6, -1].into() };
+    let extras = extras.with_prompt_tokens(of_prompt).expect("rows");
     let request = NewRequest {
         priority: -2,
         payer: Payer { tenant: 0x0506, user: 7, weight: 3 },
@@ -72,11 +75,12 @@ fn the_bytes_of_a_clients_frames_are_these() {
         ),
         (
             ClientMessage::AddRequests(vec![request]),
-            "f3000000 02 01000000 3807 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
+            "09010000 02 01000000 3807 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
              0000803f 0000803f 00000000 00000000 00000000 00000000 0000803f 0000803f 0000000000000000 0000000000000000 ffffffffffffffff ffffffffffffffff \
              0000000000000000 0000000000000000 02000000 0900000000000000 \
              0605000000000000 0700000000000000 03000000 \
-             01000000 07000000 0000003f 01000000 09000000 01000000 02000000 03000000 04000000 01000000 08000000 01 02000000 7b7d \
+             01000000 07000000 0000003f 01000000 09000000 01000000 02000000 03000000 04000000 01000000 08000000 \
+             01 03000000 01 01000000 02000000 06000000 ffffffff 01 02000000 7b7d \
              02000000 01000000 ffffffff 02000000 06000000 07000000 00000000 00000000"
                 .to_owned(),
         ),

@@ -88,8 +88,8 @@ pub use request::payer::{MAX_WEIGHT, Payer};
 pub use request::{NewRequest, RequestStatus, UNKNOWN_TOKEN};
 pub use sampling_params::SamplingParams;
 pub use sampling_params::extras::{
-    Attachment, ListKind, MAX_SAMPLING_EXTRAS_BYTES, MAX_WORD_TOKENS, NUM_LISTS, SAMPLING_LISTS,
-    SamplingExtras, SamplingExtrasError, SamplingList, TokenList,
+    Attachment, ListKind, MAX_SAMPLING_EXTRAS_BYTES, MAX_WORD_TOKENS, NUM_LISTS, PromptTokens,
+    SAMPLING_LISTS, SamplingExtras, SamplingExtrasError, SamplingList, TokenList,
 };
 pub use scheduler::{
     BlockMap, COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, MAX_EVENTS, NOTHING_LEFT, REFUSED_BY_PROCESSOR,

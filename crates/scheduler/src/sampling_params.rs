@@ -228,6 +228,13 @@ sampling_table! {
 }
 
 impl SamplingParams {
+    /// The first place of a prompt whose logits are asked for; none if nothing is asked of it.
+    pub(crate) fn first_judge(&self) -> Option<u32> {
+        let named = self.extras.as_ref().and_then(|extras| extras.prompt_tokens());
+        let start = named.filter(|tokens| tokens.is_alone).map_or(0, |tokens| tokens.start);
+        (self.num_prompt_logprobs >= 0).then_some(start)
+    }
+
     /// Whether its tokens may come from elsewhere than the model: nothing is said or kept of each that is sampled.
     #[expect(clippy::float_cmp, reason = "a penalty that changes nothing has exactly this value")]
     pub(crate) fn takes_tokens_unseen(&self) -> bool {

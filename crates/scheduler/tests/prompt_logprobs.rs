@@ -3,17 +3,36 @@
 
 mod common;
 
-use std::collections::{HashMap, VecDeque};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 use common::{Random, request, scheduler};
 use scheduler::{
-    EngineCoreOutput, PreemptionMode, PromptLogprobRows, RequestKey, Scheduler, SchedulerConfig,
-    SchedulerError, SchedulerOutput, SchedulingPolicy, StepRows, TokenRows, egress::Consumer,
+    EngineCoreOutput, PreemptionMode, PromptLogprobRows, PromptTokens, RequestKey, SamplingExtras, Scheduler,
+    SchedulerConfig, SchedulerError, SchedulerOutput, SchedulingPolicy, StepRows, TokenRows,
+    egress::Consumer,
 };
 
 /// Candidates per place that a request with this key wants in addition to the token; −1: it does not ask.
 fn wanted(key: RequestKey) -> i64 {
     (key.0 % 4) as i64 - 1
+}
+
+/// The first place that a request with this key asks about, if its prompt is long enough.
+fn first_judge(key: RequestKey) -> usize {
+    if key.0.is_multiple_of(3) { key.0 as usize % 11 } else { 0 }
+}
+
+/// Rows of tokens from there on, as far as the prompt goes, for requests that ask for nothing else.
+fn named(key: RequestKey, num_prompt_tokens: usize) -> Option<Arc<SamplingExtras>> {
+    let start = first_judge(key);
+    let num_rows = num_prompt_tokens.saturating_sub(1 + start);
+    let ids = vec![5; num_rows].into();
+    let tokens = PromptTokens { start: start as u32, is_alone: true, width: 1, ids };
+    (start > 0 && num_rows > 0)
+        .then(|| Arc::new(SamplingExtras::default().with_prompt_tokens(tokens).expect("rows")))
 }
 
 /// A prompt that tells its places apart.
@@ -25,6 +44,8 @@ fn prompt_of(key: RequestKey, length: u32) -> Vec<i32> {
 #[derive(Default)]
 struct Reader {
     prompts: HashMap<RequestKey, Vec<i32>>,
+    /// The first places that some ask about.
+    starts: HashMap<RequestKey, usize>,
     num_places: HashMap<RequestKey, usize>,
     num_whole: usize,
     num_aborted: usize,
@@ -33,10 +54,11 @@ struct Reader {
 impl Reader {
     fn read(&mut self, consumer: &mut Consumer) {
         consumer.look();
-        let Self { prompts, num_places, .. } = self;
+        let Self { prompts, starts, num_places, .. } = self;
         consumer.take_prompt_logprobs(|said| {
             let prompt = &prompts[&said.key];
-            let seen = num_places.entry(said.key).or_default();
+            let start = starts.get(&said.key).copied().unwrap_or(0);
+            let seen = num_places.entry(said.key).or_insert(start);
             assert_eq!(said.first_position as usize, *seen + 1, "places come in order, none twice");
             assert_eq!(i64::from(said.num_columns), 1 + wanted(said.key));
             let width = said.num_columns as usize;
@@ -50,9 +72,9 @@ impl Reader {
             }
         });
         consumer.drain_seen(|output: EngineCoreOutput| {
-            let places = self.num_places.get(&output.key).copied().unwrap_or(0);
             let prompt = &self.prompts[&output.key];
             let due = if wanted(output.key) < 0 { 0 } else { prompt.len() - 1 };
+            let places = self.num_places.get(&output.key).copied().unwrap_or(0);
             let is_whole =
                 output.new_token_id >= 0 || output.finish_reason == Some(scheduler::FinishReason::Length);
             if is_whole {
@@ -147,6 +169,10 @@ fn run(seed: u64, max_steps_in_flight: u32, preemption_mode: PreemptionMode) -> 
             let like = if random.chance(30) { RequestKey(1) } else { new.key };
             new.prompt_token_ids = prompt_of(like, random.between(1, 28));
             new.params.num_prompt_logprobs = wanted(new.key);
+            new.params.extras = named(new.key, new.prompt_token_ids.len());
+            if new.params.extras.is_some() {
+                reader.starts.insert(new.key, first_judge(new.key));
+            }
             new.priority = random.between(0, 3) as i32;
             new.fork_from = random.chance(20).then_some(RequestKey(new.key.0.saturating_sub(1)));
             reader.prompts.insert(new.key, new.prompt_token_ids.clone());

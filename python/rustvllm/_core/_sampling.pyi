@@ -27,11 +27,13 @@ class SamplingExtras:
         *,
         arguments: str | None = None,
         attachment: Any = None,
+        prompt_tokens: tuple[int, bool, int, bytes] | None = None,
         **lists: Sequence[Any],
     ) -> Self:
         """Lists of one request, by their names in ``SAMPLING_LISTS``, with entries as ``__getitem__`` gives them.
 
-        ``attachment`` is an object that the worker of an engine in this process understands.
+        ``attachment`` is an object that the worker of an engine in this process understands; ``prompt_tokens`` are as
+        the property has them.
 
         Raises InvalidRequestError naming the parameter, the value and the limit; ``TypeError`` for another name.
         """
@@ -42,6 +44,11 @@ class SamplingExtras:
         """
     def outside_vocabulary(self, vocab_size: int) -> tuple[str, int] | None:
         """The first list that holds an id of ``vocab_size`` or more, and the largest of them."""
+    @property
+    def prompt_tokens(self) -> tuple[int, bool, int, bytes] | None:
+        """Tokens that are named for places of the prompt: the first place, whether nothing else is asked of the prompt,
+        ids per row, and the rows (int32, −1 pads).
+        """
     @property
     def arguments(self) -> str | None:
         """A JSON object for logits processors."""

@@ -209,7 +209,10 @@ class InputProcessor:
     ) -> EngineCoreRequest:
         params = asked.params
         num_prompt_logprobs = self._num_logprobs(params.prompt_logprobs)
-        _check_num_prompt_logprobs(num_prompt_logprobs, len(ids))
+        if params.prompt_logprob_token_ids is not None:
+            num_prompt_logprobs = max(num_prompt_logprobs, 0)  # they come with each token's own
+            _check_num_rows(params, len(ids))
+        _check_num_prompt_logprobs(num_prompt_logprobs, len(ids), params.num_prompt_token_ids)
         room = self.max_model_len - len(ids)
         rules = self._rules_of(params, gate)
         return EngineCoreRequest(
@@ -379,6 +382,12 @@ class InputProcessor:
         for name in ("logprobs", "prompt_logprobs"):
             if (number := getattr(params, name)) is not None:
                 self._model.check_num_logprobs(name, number)
+        if 0 <= self._model.max_logprobs < params.num_prompt_token_ids:
+            raise InvalidRequestError(
+                f"prompt_logprob_token_ids has rows of {params.num_prompt_token_ids} ids, but the limit is "
+                f"{self._model.max_logprobs}; raise the engine's max_logprobs for more (-1: no limit)",
+                "prompt_logprob_token_ids",
+            )
         if params.use_beam_search and not self._model.logprobs_mode.endswith("_logprobs"):
             raise InvalidRequestError(
                 f"use_beam_search compares log-probabilities, but this engine returns {self._model.logprobs_mode} "
@@ -456,8 +465,26 @@ class InputProcessor:
         return to_int64(z ^ (z >> 31))
 
 
-def _check_num_prompt_logprobs(num_prompt_logprobs: int, num_prompt_tokens: int) -> None:
-    num_all = (1 + num_prompt_logprobs) * num_prompt_tokens
+def _check_num_rows(params: EngineParams, num_prompt_tokens: int) -> None:
+    start, num_rows = params.prompt_logprob_start or 0, len(params.prompt_logprob_token_ids)
+    needed = max(0, num_prompt_tokens - 1 - start)
+    if num_rows != needed:
+        raise InvalidRequestError(
+            f"prompt_logprob_token_ids has {num_rows} rows, but a prompt of {num_prompt_tokens} tokens needs {needed} "
+            f"with prompt_logprob_start={start}: one for each token behind that place",
+            "prompt_logprob_token_ids",
+        )
+
+
+def _check_num_prompt_logprobs(num_prompt_logprobs: int, num_prompt_tokens: int, num_named: int) -> None:
+    num_all = (1 + num_prompt_logprobs + num_named) * num_prompt_tokens
+    if num_all > MAX_PROMPT_LOGPROBS and num_named:
+        raise InvalidRequestError(
+            f"prompt_logprob_token_ids with {num_named} ids for each place, and prompt_logprobs with "
+            f"{num_prompt_logprobs} candidates, are {num_all} log-probabilities of {num_prompt_tokens} tokens; the "
+            f"limit per request is {MAX_PROMPT_LOGPROBS}: name fewer, or send a shorter prompt",
+            "prompt_logprob_token_ids",
+        )
     if num_all > MAX_PROMPT_LOGPROBS:
         raise InvalidRequestError(
             f"prompt_logprobs of {num_prompt_tokens} tokens with {num_prompt_logprobs} candidates each are {num_all} "
@@ -471,6 +498,7 @@ def _has_lists(params: EngineParams) -> bool:
     """Whether parameters have what is worth being kept once it is checked, or takes long."""
     return bool(
         any(getattr(params, name) for name in SAMPLING_LISTS)
+        or params.prompt_logprob_token_ids is not None
         or params.logits_processors
         or params.extra_args
         or params.structured_outputs

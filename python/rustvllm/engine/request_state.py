@@ -18,7 +18,7 @@ from rustvllm.exceptions import (
     RequestFailedError,
     RustVLLMError,
 )
-from rustvllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs
+from rustvllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs, PromptTokenLogprobs
 from rustvllm.lora.request import LoRARequest
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestMetrics, RequestOutput
 from rustvllm.sampling_params import RequestOutputKind
@@ -149,6 +149,7 @@ class RequestState:
         lists_tokens: bool = False,
         choice: BestOf | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
+        prompt_token_logprobs: PromptTokenLogprobs | None = None,
         prompt_progress: bool = False,
         adapter: int = 0,
         lora_request: LoRARequest | None = None,
@@ -169,6 +170,7 @@ class RequestState:
             lists_tokens: They are of tokens that the request named, not of the likeliest.
             choice: Which samples are returned; None: all.
             prompt_logprobs: Takes those of the prompt; None if the request asks for none.
+            prompt_token_logprobs: Takes those of tokens that are named for its places; None if none are.
             prompt_progress: How far the prompt is, is news.
             adapter: Number of the adapter that it needs.
             lora_request: That adapter, as the caller asked for it.
@@ -192,7 +194,7 @@ class RequestState:
         self.adapter = adapter
         self._lora_request = lora_request
         self._choice = choice
-        self._prompt_logprobs = prompt_logprobs
+        self._prompt_logprobs, self._prompt_token_logprobs = prompt_logprobs, prompt_token_logprobs
         self._unread: list[_core.RequestDelta] = []  # their log-probabilities of the prompt
         self._tells_progress = prompt_progress
         self._progress: tuple[int, float] | None = None  # news of the prompt: tokens computed, and when
@@ -288,7 +290,7 @@ class RequestState:
                 sample.unread.append(delta)
         if delta.new_text:
             sample.text_parts.append(delta.new_text)
-        if self._prompt_logprobs is not None:
+        if self._prompt_logprobs is not None or self._prompt_token_logprobs is not None:
             self._unread.append(delta)  # they come with the first sample
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
         if (predicted := (delta.num_accepted_prediction_tokens, delta.num_rejected_prediction_tokens)) != (0, 0):
@@ -328,10 +330,11 @@ class RequestState:
 
     def _read_prompt_logprobs(self) -> None:
         unread, self._unread = self._unread, []
-        if self._prompt_logprobs is not None:
-            for delta in unread:
-                for places in delta.new_prompt_logprobs:
-                    self._prompt_logprobs.extend(*places)
+        takers = [each for each in (self._prompt_logprobs, self._prompt_token_logprobs) if each is not None]
+        for delta in unread if takers else ():
+            for places in delta.new_prompt_logprobs:
+                for taker in takers:
+                    taker.extend(*places)
 
     def take(self, most: int | None = None) -> RequestOutput:
         """The present output; afterwards nothing is new.
@@ -381,10 +384,11 @@ class RequestState:
             self._index_of_key.clear()
         progress, self._progress = self._progress, None
         prompt_logprobs: PromptLogprobs | FlatLogprobs | None = self._prompt_logprobs
+        named = None if self._prompt_token_logprobs is None else self._prompt_token_logprobs.whole()
         if delta and not outputs:
-            prompt_logprobs = None  # they may not be whole before the first token
+            prompt_logprobs = named = None  # they may not be whole before the first token
         elif delta:
-            self._prompt_logprobs = None  # given out once
+            self._prompt_logprobs = self._prompt_token_logprobs = None  # given out once
         if prompt_logprobs is not None and self._flat_logprobs:
             prompt_logprobs = FlatLogprobs.of(prompt_logprobs)
         return RequestOutput(
@@ -392,6 +396,7 @@ class RequestState:
             prompt=self.prompt,
             prompt_ids=self.prompt_ids,
             prompt_logprobs=prompt_logprobs,
+            prompt_token_id_logprobs=named,
             outputs=outputs,
             finished=self.finished and not self._changed,
             metrics=self.metrics,

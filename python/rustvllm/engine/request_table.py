@@ -14,7 +14,7 @@ from rustvllm.engine.front_tracer import FrontTracer, debug_front_tracer
 from rustvllm.engine.request.core_request import EngineCoreRequest
 from rustvllm.engine.request_state import BestOf, EventSink, RequestState
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.logprobs import PromptLogprobs
+from rustvllm.logprobs import PromptLogprobs, PromptTokenLogprobs
 from rustvllm.observe.trace.tracer import is_debugging
 from rustvllm.parameter_checks import is_valid_unicode, shown
 from rustvllm.sampling_params import RequestOutputKind
@@ -138,6 +138,9 @@ class RequestTable:
             if params.use_beam_search or params.best_of is not None
             else None,
             prompt_logprobs=self._prompt_logprobs(request),
+            prompt_token_logprobs=None
+            if params.prompt_logprob_token_ids is None
+            else PromptTokenLogprobs(params.prompt_logprob_start or 0, *params.prompt_logprob_token_ids.shape),
             prompt_progress=params.prompt_progress,
             adapter=request.adapter,
             lora_request=request.lora_request,
@@ -189,10 +192,12 @@ class RequestTable:
         )
 
     def _prompt_logprobs(self, request: EngineCoreRequest) -> PromptLogprobs | None:
-        if request.num_prompt_logprobs < 0:
+        params = request.params
+        if params.prompt_logprobs is None:
             return None
-        has_text = request.params.detokenize and self._tokenizer is not None
-        return PromptLogprobs(self._tokenizer.token_bytes if has_text and self._tokenizer is not None else None)
+        has_text = params.detokenize and self._tokenizer is not None
+        token_bytes = self._tokenizer.token_bytes if has_text and self._tokenizer is not None else None
+        return PromptLogprobs(token_bytes, params.num_prompt_token_ids)
 
     def hand_in(self, state: RequestState, request: EngineCoreRequest) -> None:
         """All samples at once: the first computes the prompt, the others fork it. May run in any thread."""

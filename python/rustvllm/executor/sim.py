@@ -21,6 +21,7 @@ from rustvllm import _core
 from rustvllm.exceptions import ModelLoadError, SchedulerStateError
 from rustvllm.logger import init_logger
 from rustvllm.sample.listed_tokens import RowTokens, join
+from rustvllm.sample.prompt_tokens import RowPromptTokens
 from rustvllm.text.tokenizer import read_core_tokenizer
 from rustvllm.worker.drafts.rows import DraftRows, draft_rows
 from rustvllm.worker.step_output import ModelRunnerOutput
@@ -116,7 +117,7 @@ class SimExecutor:
         self._executed: _ExecutedStep | None = None
         self._prompt_logprobs: _LogprobArrays | None = None
         self._extras_of_row: Callable[[int], _core.SamplingExtras | None] | None = None
-        self._listed = RowTokens()
+        self._listed, self._prompt_tokens = RowTokens(), RowPromptTokens()
         self._extras_column = column["has_extras"]
         self._end = 0.0  # of the last launched step
 
@@ -281,10 +282,12 @@ class SimExecutor:
                 if end > start:
                     self._early_stops[row] = arrays["stop_token_ids"][start:end].copy()
         self._listed.drop(rows)
+        self._prompt_tokens.drop(rows)
         for row in rows[arrays["sampling_int"][:num_new_reqs, self._extras_column] != 0].tolist():
             extras = None if self._extras_of_row is None else self._extras_of_row(row)
             if extras is not None:
                 self._listed.admit(row, extras["logprob_token_ids"])
+                self._prompt_tokens.admit(row, extras.prompt_tokens)
         self._num_logprobs[rows] = arrays["sampling_int"][:num_new_reqs, self._logprobs_column]
         self._num_prompt_logprobs[rows] = arrays["sampling_int"][:num_new_reqs, self._prompt_logprobs_column]
 
@@ -366,11 +369,22 @@ class SimExecutor:
         num_reqs = output.num_prompt_logprobs_reqs
         rows = arrays["prompt_logprobs_rows"][:num_reqs]
         num_columns = 1 + np.minimum(self._num_prompt_logprobs[rows], self.words.size)
-        widths = np.repeat(num_columns, np.diff(arrays["prompt_logprobs_indptr"][: num_reqs + 1]))
+        starts = arrays["prompt_logprobs_indptr"][: num_reqs + 1]
+        num_places = np.diff(starts)
+        widths = np.repeat(num_columns, num_places)
         targets = arrays["prompt_logprobs_targets"][: output.num_prompt_logprobs]
         ids, values = self._candidates(targets, int(num_columns.max()) - 1)
-        is_wanted = np.arange(ids.shape[1]) < widths[:, None]
-        return num_columns.astype(np.int32), ids[is_wanted], values[is_wanted], np.ones(targets.size, np.int32)
+        ranks = np.ones(targets.size, np.int32)
+        first_places = arrays["positions"][arrays["prompt_logprobs_indices"][starts[:-1]]]
+        named = self._prompt_tokens.find(rows, first_places, num_places)
+        if named is None:
+            is_wanted = np.arange(ids.shape[1]) < widths[:, None]
+            return num_columns.astype(np.int32), ids[is_wanted], values[is_wanted], ranks
+        of_named = np.broadcast_to(np.log(0.5) * (2.0 + np.arange(named.ids.shape[1])), named.ids.shape)
+        all_ids, all_values = named.join(
+            ids, values, widths, of_named.astype(np.float32), 0, np.repeat(named.widths, num_places)
+        )
+        return (num_columns + named.widths).astype(np.int32), all_ids, all_values, ranks
 
     def _candidates(
         self, own: npt.NDArray[np.int32], num_others: int

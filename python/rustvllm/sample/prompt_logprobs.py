@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rustvllm.sample.scorer import TokenScores
+from rustvllm.sample.prompt_tokens import NamedPromptTokens
+from rustvllm.sample.scorer import Listed, TokenScores
 
 MAX_ROWS = 256
 MAX_ELEMENTS = 1 << 22
@@ -29,7 +30,8 @@ class PromptLogprobsArrays:
 
     Attributes:
         num_columns: int32 ``[s]``, candidates per token, for each request that asks.
-        token_ids: int32, the prompt token and then the likeliest ones, for each token; row after row without gaps.
+        token_ids: int32, the prompt token and then the likeliest ones and those that the request names, −1 for one that
+            it does not, for each token; row after row without gaps.
         logprobs: float32, natural logarithms, one for each of ``token_ids``.
         ranks: int32 ``[n]``, rank of each prompt token, from 1.
     """
@@ -52,17 +54,24 @@ class GatheredPromptLogprobs:
 
     Attributes:
         num_columns: See ``PromptLogprobsArrays.num_columns``.
-        widths: int32 ``[n]``, candidates of each prompt token.
+        widths: int32 ``[n]``, candidates of each prompt token, without those that its request names.
         tensors: Token ids int32 ``[m, k]``, log-probabilities float32 ``[m, k]`` and ranks int32 ``[m]`` of each piece,
-            piece after piece; ``k`` is the largest width in the piece.
+            piece after piece; ``k`` is the largest width in the piece. If requests name tokens, also those of the named
+            ones, float32 ``[p, l]``, after each piece's ranks.
+        named: The tokens that requests name; None if none does.
+        named_widths: int32 ``[n]``, how many of them each prompt token has.
     """
 
     num_columns: npt.NDArray[np.int32]
     widths: npt.NDArray[np.int32]
     tensors: tuple[Tensor, ...]
+    named: NamedPromptTokens | None = None
+    named_widths: npt.NDArray[np.int32] | None = None
 
     def arrays(self, tensors: Sequence[Tensor]) -> PromptLogprobsArrays:
         """Log-probabilities in host memory, from copies of ``tensors`` there."""
+        if self.named is not None:
+            return self._with_named(self.named, tensors)
         all_ids, all_values, ranks = ([tensor.numpy() for tensor in tensors[part::3]] for part in range(3))
         ids, values, start = [], [], 0
         for piece_ids, piece_values in zip(all_ids, all_values, strict=True):
@@ -75,6 +84,21 @@ class GatheredPromptLogprobs:
             self.num_columns, np.concatenate(ids), np.concatenate(values), np.concatenate(ranks)
         )
 
+    def _with_named(self, named: NamedPromptTokens, tensors: Sequence[Tensor]) -> PromptLogprobsArrays:
+        assert self.named_widths is not None
+        parts = ([tensor.numpy() for tensor in tensors[part::4]] for part in range(4))
+        all_ids, all_values, ranks, all_named = parts
+        joined, start = [], 0
+        for ids, values, named_values in zip(all_ids, all_values, all_named, strict=True):
+            end = start + len(ids)
+            widths, named_widths = self.widths[start:end], self.named_widths[start:end]
+            joined.append(named.host.join(ids, values, widths, named_values, start, named_widths))
+            start = end
+        ids_of_pieces, values_of_pieces = zip(*joined, strict=True)
+        return PromptLogprobsArrays(
+            self.num_columns, np.concatenate(ids_of_pieces), np.concatenate(values_of_pieces), np.concatenate(ranks)
+        )
+
 
 def prompt_logprobs(
     hidden: Tensor,
@@ -83,7 +107,8 @@ def prompt_logprobs(
     targets: Tensor,
     num_rows: npt.NDArray[np.int32],
     num_logprobs: npt.NDArray[np.int64],
-    score: Callable[[Tensor, Tensor, int], TokenScores],
+    score: Callable[[Tensor, Tensor, int, Listed | None], TokenScores],
+    named: NamedPromptTokens | None = None,
 ) -> GatheredPromptLogprobs:
     """Compute log-probabilities of prompt tokens; the host does not wait.
 
@@ -95,6 +120,7 @@ def prompt_logprobs(
         num_rows: int32 ``[s]``, how many of them each request has.
         num_logprobs: int64 ``[s]``, how many of the likeliest tokens each gets in addition to the token itself.
         score: ``Scorer.score``.
+        named: Further tokens that requests name; None if none does.
     """
     wanted = 1 + np.minimum(num_logprobs, vocab_size).astype(np.int32)  # [s]
     width_of_row = np.repeat(wanted, num_rows)  # [n]
@@ -104,5 +130,11 @@ def prompt_logprobs(
         end = min(start + rows_at_a_time, len(hidden))
         widths = width_of_row[start:end]
         own_ids = targets[start:end].to(torch.int64)
-        tensors += score(compute_logits(hidden[start:end]), own_ids, int(widths.max()) - 1)
-    return GatheredPromptLogprobs(wanted, width_of_row, tuple(tensors))
+        listed = None if named is None else named.between(start, end)
+        tensors += score(compute_logits(hidden[start:end]), own_ids, int(widths.max()) - 1, listed)
+    if named is None:
+        return GatheredPromptLogprobs(wanted, width_of_row, tuple(tensors))
+    named_widths = np.repeat(named.host.widths, num_rows)
+    return GatheredPromptLogprobs(
+        wanted + named.host.widths, width_of_row, tuple(tensors), named=named, named_widths=named_widths
+    )

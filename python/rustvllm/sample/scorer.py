@@ -95,15 +95,16 @@ class Scorer:
         scores = self._score(kept.values, kept.rows, own, count, listed, to_normalize=kept.to_normalize)
         return GatheredLogprobs(wanted, scores)
 
-    def score(self, logits: Tensor, token_ids: Tensor, count: int) -> TokenScores:
+    def score(self, logits: Tensor, token_ids: Tensor, count: int, listed: Listed | None = None) -> TokenScores:
         """Log-probabilities of one token of each row, in any mode; the host does not wait.
 
         Args:
             logits: float ``[m, vocab_size]``.
             token_ids: int64 ``[m]``.
             count: How many of the likeliest tokens to add, at most ``vocab_size``.
+            listed: Further tokens of some of the rows.
         """
-        return self._score(logits, None, token_ids, count, None, to_normalize=True)
+        return self._score(logits, None, token_ids, count, listed, to_normalize=True)
 
     def _score(
         self,
@@ -118,12 +119,12 @@ class Scorer:
         if self._cpu_draw is not None:
             values = values.to(torch.float32).contiguous()
             rows = torch.arange(len(values)) if rows is None else rows
-            *scores, log_totals = self._cpu_draw.score(values, rows, token_ids, count, is_normalized=to_normalize)
+            *scored, log_totals = self._cpu_draw.score(values, rows, token_ids, count, is_normalized=to_normalize)
             if listed is None:
-                return tuple(scores)
+                return tuple(scored)
             which, named_ids = listed  # only their logits are read once more
             named = values[rows[which][:, None], named_ids].to(torch.float64) - log_totals[which][:, None]
-            return (*scores, named.to(torch.float32))
+            return (*scored, named.to(torch.float32))
         values = values if rows is None else values.index_select(0, rows)
         values = values.log_softmax(dim=-1, dtype=torch.float32) if to_normalize else values.to(torch.float32)
         own = values.gather(1, token_ids[:, None])  # [m, 1]

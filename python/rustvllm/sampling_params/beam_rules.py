@@ -28,6 +28,7 @@ NOT_WITH_BEAMS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "stop": lambda v: not v,
     "logprobs": lambda v: v in (None, 0),
     "prompt_logprobs": lambda v: v is None,
+    "prompt_logprob_token_ids": lambda v: v is None,
     "prompt_progress": lambda v: not v,
     **dict.fromkeys(SAMPLING_LISTS, operator.not_),
     "logits_processors": lambda v: not v,

@@ -114,8 +114,11 @@ class SamplingParams:
         logprob_token_ids: Log-probabilities of exactly these tokens at each place, at most 128, in addition to the
             sampled one's and instead of the likeliest ones'; ``logprobs`` must be None or their number. A token named
             twice counts once. Of these tokens only the sampled one has a rank.
-        prompt_logprob_token_ids: The same for each token of the prompt.
-        prompt_logprob_start: The first token of the prompt that gets log-probabilities.
+        prompt_logprob_token_ids: Log-probabilities of exactly these tokens at places of the prompt, an array of
+            integers ``[num_rows, num_ids]`` or lists of ids; -1 pads a row. Row i is about the token behind place
+            ``prompt_logprob_start + i``, so a prompt has as many rows as tokens from there on, less one. They come as
+            ``RequestOutput.prompt_token_id_logprobs``. It is kept as an array that cannot be changed.
+        prompt_logprob_start: The place of the first row; None: 0. What is before it is computed, but not scored.
         logit_bias: Added to the logits of these token ids, clamped to [-100, 100].
         allowed_token_ids: Only these tokens may be sampled.
         bad_words: Words that must not be generated, with or without a space before them: the last token of one is not
@@ -390,6 +393,17 @@ class SamplingParams:
             check_int("logprobs", self.logprobs, -1)
         if self.prompt_logprobs is not None:
             check_int("prompt_logprobs", self.prompt_logprobs, -1)
+        if self.prompt_logprob_token_ids is not None:
+            from rustvllm.sampling_params.prompt_tokens import prompt_token_rows  # it loads numpy
+
+            self.prompt_logprob_token_ids = prompt_token_rows(self.prompt_logprob_token_ids)
+        if self.prompt_logprob_start is not None:
+            check_int("prompt_logprob_start", self.prompt_logprob_start, 0, MAX_TOKENS_LIMIT)
+            if self.prompt_logprob_token_ids is None:
+                raise InvalidRequestError(
+                    f"prompt_logprob_start needs prompt_logprob_token_ids (got {self.prompt_logprob_start})",
+                    "prompt_logprob_start",
+                )
 
     def _check_token_rules(self) -> None:
         for name, row in SAMPLING_LISTS.items():

@@ -9,11 +9,6 @@ from rustvllm.parameter_checks import shown
 
 NOT_SUPPORTED_YET: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     # parameter -> values that ask for nothing, the default first; what works instead of any other
-    "prompt_logprob_token_ids": ((None,), "prompt_logprobs=-1 returns those of the whole vocabulary"),
-    "prompt_logprob_start": (
-        (None,),
-        "prompt_logprobs returns those of every place, of which the first can be dropped",
-    ),
     "repetition_detection": ((None,), "repetition_penalty and frequency_penalty make repetitions less likely"),
     "routed_experts_prompt_start": ((0,), "outputs do not say which experts were used"),
     "trace_decode_token_ids": ((None,), 'drafts are made of {"prompt": ..., "prediction": ...}'),

@@ -28,6 +28,7 @@ from rustvllm.sample.grammar_output import GrammarOutput
 from rustvllm.sample.logprobs import GatheredLogprobs, ProcessedLogits
 from rustvllm.sample.metadata import SamplingMetadata
 from rustvllm.sample.prompt_logprobs import GatheredPromptLogprobs, prompt_logprobs
+from rustvllm.sample.prompt_tokens import NamedPromptTokens
 from rustvllm.sample.sampler import Sampler
 from rustvllm.sample.scorer import Scorer
 from rustvllm.worker.block_copier import BlockCopier
@@ -69,6 +70,7 @@ class _PromptTargets:
     targets: Tensor  # [n], the prompt token that follows each
     num_rows: npt.NDArray[np.int32]  # how many of them each request has
     num_logprobs: npt.NDArray[np.int64]  # how many candidates each request wants
+    named: NamedPromptTokens | None  # further ones that requests name; None if none does
 
 
 class GPUModelRunner:
@@ -477,11 +479,18 @@ class GPUModelRunner:
     def _stage_prompt_targets(self, output: SchedulerOutput, step: StepBuffers) -> _PromptTargets:
         """The prompt tokens whose log-probabilities are wanted, and the step's token before each."""
         num_tokens, num_reqs = output.num_prompt_logprobs, output.num_prompt_logprobs_reqs
+        indices, starts = (
+            step.int32("prompt_logprobs_indices", num_tokens),
+            step.int32("prompt_logprobs_indptr", num_reqs + 1),
+        )
+        rows, num_rows = step.int32("prompt_logprobs_rows", num_reqs), np.diff(starts)
+        first_places = step.arrays["positions"][indices[starts[:-1]]]
         return _PromptTargets(
-            step.stage(step.int32("prompt_logprobs_indices", num_tokens)),
+            step.stage(indices),
             step.stage(step.int32("prompt_logprobs_targets", num_tokens)),
-            np.diff(step.int32("prompt_logprobs_indptr", num_reqs + 1)),
-            self.input_batch.num_prompt_logprobs(step.int32("prompt_logprobs_rows", num_reqs)),
+            num_rows,
+            self.input_batch.num_prompt_logprobs(rows),
+            self.input_batch.extras.prompt_tokens.select(rows, first_places, num_rows, step.stage),
         )
 
     def _score_prompts(self, hidden: Tensor, asked: _PromptTargets) -> GatheredPromptLogprobs:
@@ -494,6 +503,7 @@ class GPUModelRunner:
             asked.num_rows,
             asked.num_logprobs,
             self.scorer.score,
+            asked.named,
         )
 
     def _attention_metadata(self, output: SchedulerOutput, step: StepBuffers) -> AttentionMetadata:

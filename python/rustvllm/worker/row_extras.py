@@ -1,8 +1,8 @@
 """Sampling parameters that few requests have: lists, and custom logits processors.
 
 They are fetched from the core once, when a request gets a row, and split into token rules (:class:`RowRules`), tokens
-whose log-probabilities are asked for (:class:`RowTokens`), and requests that processors follow
-(:class:`ProcessorBatch`). If no row has any, a step only checks empty dictionaries.
+whose log-probabilities are asked for (:class:`RowTokens`, :class:`RowPromptTokens`), and requests that processors
+follow (:class:`ProcessorBatch`). If no row has any, a step only checks empty dictionaries.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from rustvllm.sample.listed_tokens import RowTokens
 from rustvllm.sample.logits_processors import LogitsProcessor
 from rustvllm.sample.processor_batch import Failure, FollowedRequest, ProcessorBatch
+from rustvllm.sample.prompt_tokens import RowPromptTokens
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.sampling_params.table import SAMPLING_LISTS
 from rustvllm.worker.row_rules import RowRules
@@ -38,6 +39,7 @@ class RowExtras:
         of_row: Returns the extras of a row; None until it is set.
         rules: The token rules among them.
         listed: The tokens among them whose log-probabilities are asked for.
+        prompt_tokens: The same for the places of prompts.
         processors: Which logits processors follow which request.
     """
 
@@ -45,6 +47,7 @@ class RowExtras:
         self.of_row: ExtrasOfRow | None = None
         self.rules = RowRules(num_rows, device)
         self.listed = RowTokens()
+        self.prompt_tokens = RowPromptTokens()
         self.processors = ProcessorBatch()
         self._vocab_size = vocab_size
 
@@ -78,6 +81,7 @@ class RowExtras:
             if extras is not None and failure is None:
                 self.rules.admit(row, extras, output)
                 self.listed.admit(row, extras["logprob_token_ids"])
+                self.prompt_tokens.admit(row, extras.prompt_tokens)
             request = FollowedRequest(
                 SamplingParams() if failure is not None else _params(own_floats, own_ints, extras),
                 prompt,
@@ -91,6 +95,7 @@ class RowExtras:
         """Forget the requests that were in some rows."""
         self.rules.drop(rows)
         self.listed.drop(rows)
+        self.prompt_tokens.drop(rows)
         self.processors.drop(rows)
 
     def append(self, rows: npt.NDArray[np.int32], token_ids: Tensor) -> None:

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use scheduler::{
     ExtraKeys, ListKind, MAX_WEIGHT, MAX_WORD_TOKENS, MultimodalSpan, NUM_LISTS, NewRequest, Payer,
-    RequestKey, SAMPLING_LISTS, SamplingExtras, SamplingParams, TokenList,
+    PromptTokens, RequestKey, SAMPLING_LISTS, SamplingExtras, SamplingParams, TokenList,
     sampling_params::{NUM_FLOATS, NUM_INTS},
 };
 
@@ -144,6 +144,13 @@ fn encode_extras(extras: &SamplingExtras, body: &mut Writer<'_>) {
             }
         }
     }
+    body.bool(extras.prompt_tokens().is_some());
+    if let Some(tokens) = extras.prompt_tokens() {
+        body.u32(tokens.start);
+        body.bool(tokens.is_alone);
+        body.u32(tokens.width);
+        body.i32s(&tokens.ids);
+    }
     body.bool(extras.arguments().is_some());
     if let Some(arguments) = extras.arguments() {
         body.str(arguments);
@@ -155,8 +162,19 @@ fn decode_extras(body: &mut Reader<'_>) -> Result<SamplingExtras, DecodeError> {
     for row in SAMPLING_LISTS {
         lists.push((row.name, decode_list(row.kind, body)?));
     }
+    let prompt_tokens = if body.bool()? {
+        let (start, is_alone, width) = (body.u32()?, body.bool()?, body.u32()?);
+        Some(PromptTokens { start, is_alone, width, ids: body.i32s()?.into() })
+    } else {
+        None
+    };
     let arguments = if body.bool()? { Some(body.str()?.to_owned()) } else { None };
-    SamplingExtras::new(lists, arguments).map_err(|error| DecodeError::BadExtras(error.to_string()))
+    let extras = SamplingExtras::new(lists, arguments);
+    let extras = match prompt_tokens {
+        Some(tokens) => extras.and_then(|extras| extras.with_prompt_tokens(tokens)),
+        None => extras,
+    };
+    extras.map_err(|error| DecodeError::BadExtras(error.to_string()))
 }
 
 fn decode_list(kind: ListKind, body: &mut Reader<'_>) -> Result<TokenList, DecodeError> {

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use ::scheduler::{Attachment, SAMPLING_LISTS, SamplingExtras, TokenList};
+use ::scheduler::{Attachment, PromptTokens, SAMPLING_LISTS, SamplingExtras, TokenList};
 use pyo3::{
     IntoPyObjectExt,
     exceptions::{PyKeyError, PyTypeError},
     prelude::*,
-    types::PyDict,
+    types::{PyBytes, PyDict},
 };
 
 use crate::{errors::InvalidRequestError, keyword::extract};
@@ -47,15 +47,21 @@ pub(crate) fn check_sendable(extras: &SamplingExtras) -> PyResult<()> {
 #[pymethods]
 impl PySamplingExtras {
     #[new]
-    #[pyo3(signature = (*, arguments=None, attachment=None, **lists))]
+    #[pyo3(signature = (*, arguments=None, attachment=None, prompt_tokens=None, **lists))]
     fn new(
         arguments: Option<String>,
         attachment: Option<Py<PyAny>>,
+        prompt_tokens: Option<(u32, bool, u32, Bound<'_, PyBytes>)>,
         lists: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let lists = lists.into_iter().flatten().map(|(name, value)| extract_list(name.extract()?, &value));
-        let extras = SamplingExtras::new(lists.collect::<PyResult<Vec<_>>>()?, arguments)
-            .map_err(|error| InvalidRequestError::new_err((error.to_string(), error.parameter())))?;
+        let extras = SamplingExtras::new(lists.collect::<PyResult<Vec<_>>>()?, arguments);
+        let extras = match prompt_tokens {
+            Some(tokens) => extras.and_then(|extras| extras.with_prompt_tokens(of_bytes(&tokens))),
+            None => extras,
+        };
+        let extras =
+            extras.map_err(|error| InvalidRequestError::new_err((error.to_string(), error.parameter())))?;
         let attachment = attachment.map(|object| Attachment(Arc::new(PyAttachment(object))));
         Ok(Self { inner: Arc::new(extras.with_attachment(attachment)) })
     }
@@ -71,10 +77,21 @@ impl PySamplingExtras {
 
     /// The first list with a token id that the vocabulary does not have, and the largest such id.
     fn outside_vocabulary(&self, vocab_size: i32) -> Option<(&'static str, i32)> {
-        self.inner.lists().find_map(|(row, list)| {
-            let largest = list.token_ids().max()?;
-            (largest >= vocab_size).then_some((row.name, largest))
+        let of_lists = self.inner.lists().map(|(row, list)| (row.name, list.token_ids().max()));
+        let of_prompt = self.inner.prompt_tokens().map(|tokens| (PromptTokens::NAME, max_of(&tokens.ids)));
+        of_lists.chain(of_prompt).find_map(|(name, largest)| {
+            let largest = largest?;
+            (largest >= vocab_size).then_some((name, largest))
         })
+    }
+
+    /// Tokens that are asked for at places of the prompt: the first place, whether nothing else is asked of it, ids per row,
+    /// and the ids.
+    #[getter]
+    fn prompt_tokens<'py>(&self, py: Python<'py>) -> Option<(u32, bool, u32, Bound<'py, PyBytes>)> {
+        let tokens = self.inner.prompt_tokens()?;
+        let bytes: Vec<u8> = tokens.ids.iter().flat_map(|id| id.to_ne_bytes()).collect();
+        Some((tokens.start, tokens.is_alone, tokens.width, PyBytes::new(py, &bytes)))
     }
 
     #[getter]
@@ -87,6 +104,17 @@ impl PySamplingExtras {
         let attached = self.inner.attachment()?.0.downcast_ref::<PyAttachment>()?;
         Some(attached.0.clone_ref(py))
     }
+}
+
+fn max_of(ids: &[i32]) -> Option<i32> {
+    ids.iter().copied().max()
+}
+
+/// Ids as numpy has them in memory, int32; what is left over is not a row.
+fn of_bytes((start, is_alone, width, bytes): &(u32, bool, u32, Bound<'_, PyBytes>)) -> PromptTokens {
+    let (ids, _) = bytes.as_bytes().as_chunks::<4>();
+    let ids = ids.iter().map(|id| i32::from_ne_bytes(*id)).collect();
+    PromptTokens { start: *start, is_alone: *is_alone, width: *width, ids }
 }
 
 /// The list that a keyword gives, with the name and of the kind that the table says.

@@ -179,6 +179,36 @@ impl TokenList {
     }
 }
 
+/// Tokens whose log-probabilities are asked for at places of a prompt: a row of ids for each place.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PromptTokens {
+    /// The place whose logits the first row is about; they judge the token behind it.
+    pub start: u32,
+    /// Whether the request asks for nothing else of its prompt, so that nothing before `start` is judged.
+    pub is_alone: bool,
+    /// Ids per row.
+    pub width: u32,
+    /// Row after row; −1 where a row has fewer.
+    pub ids: Box<[i32]>,
+}
+
+impl PromptTokens {
+    /// The parameter that they come from.
+    pub const NAME: &'static str = "prompt_logprob_token_ids";
+
+    fn check(&self) -> Result<(), SamplingExtrasError> {
+        let parameter = Self::NAME;
+        if self.ids.is_empty() || !self.ids.len().is_multiple_of(self.width as usize) {
+            let (got, width) = (self.ids.len(), self.width);
+            return Err(SamplingExtrasError::NoRows { parameter, got, width });
+        }
+        match self.ids.iter().find(|&&token_id| token_id < -1) {
+            Some(&token_id) => Err(SamplingExtrasError::NegativeTokenId { parameter, token_id }),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Why lists are refused. Each names the parameter that is wrong.
 #[derive(Clone, PartialEq, Debug, Error)]
 pub enum SamplingExtrasError {
@@ -205,6 +235,16 @@ pub enum SamplingExtrasError {
         parameter: &'static str,
         /// The id.
         token_id: i32,
+    },
+    /// Ids that are not whole rows.
+    #[error("{parameter} holds {got} ids, which are not rows of {width}")]
+    NoRows {
+        /// The parameter's name.
+        parameter: &'static str,
+        /// How many ids.
+        got: usize,
+        /// Ids per row.
+        width: u32,
     },
     /// A bias that cannot be added.
     #[error("{parameter} of token id {token_id} is {bias}, but it must be finite")]
@@ -238,8 +278,9 @@ pub enum SamplingExtrasError {
     },
     /// More bytes than all lists may take.
     #[error(
-        "{} and extra_args take {got} bytes together; the limit is {MAX_SAMPLING_EXTRAS_BYTES}",
-        list_names()
+        "{}, {} and extra_args take {got} bytes together; the limit is {MAX_SAMPLING_EXTRAS_BYTES}",
+        list_names(),
+        PromptTokens::NAME
     )]
     TooLarge {
         /// The largest of them.
@@ -257,6 +298,7 @@ impl SamplingExtrasError {
             Self::UnknownList { .. } => None,
             Self::WrongKind { parameter, .. }
             | Self::NegativeTokenId { parameter, .. }
+            | Self::NoRows { parameter, .. }
             | Self::NotFinite { parameter, .. }
             | Self::WordLength { parameter, .. }
             | Self::TooManyEntries { parameter, .. }
@@ -286,6 +328,7 @@ impl PartialEq for Attachment {
 pub struct SamplingExtras {
     /// In the order of the table; each of the kind that its row says.
     lists: [TokenList; NUM_LISTS],
+    prompt_tokens: Option<PromptTokens>,
     arguments: Option<Box<str>>,
     attachment: Option<Attachment>,
 }
@@ -294,6 +337,7 @@ impl Default for SamplingExtras {
     fn default() -> Self {
         Self {
             lists: SAMPLING_LISTS.map(|row| TokenList::empty(row.kind)),
+            prompt_tokens: None,
             arguments: None,
             attachment: None,
         }
@@ -319,15 +363,32 @@ impl SamplingExtras {
             list.check(&SAMPLING_LISTS[place])?;
             extras.lists[place] = list;
         }
-        let lists = extras.lists().map(|(row, list)| (list.num_bytes(), row.name));
-        let arguments = (extras.arguments().map_or(0, str::len), "extra_args");
-        let sizes: Vec<(usize, &str)> = lists.chain([arguments]).collect();
+        extras.check_size()?;
+        Ok(extras)
+    }
+
+    /// These lists with tokens for the places of the prompt.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn with_prompt_tokens(self, prompt_tokens: PromptTokens) -> Result<Self, SamplingExtrasError> {
+        prompt_tokens.check()?;
+        let extras = Self { prompt_tokens: Some(prompt_tokens), ..self };
+        extras.check_size()?;
+        Ok(extras)
+    }
+
+    fn check_size(&self) -> Result<(), SamplingExtrasError> {
+        let lists = self.lists().map(|(row, list)| (list.num_bytes(), row.name));
+        let of_prompt = self.prompt_tokens().map_or(0, |tokens| size_of_val(&*tokens.ids));
+        let arguments = (self.arguments().map_or(0, str::len), "extra_args");
+        let sizes: Vec<(usize, &str)> = lists.chain([(of_prompt, PromptTokens::NAME), arguments]).collect();
         let got = sizes.iter().map(|(bytes, _)| bytes).sum();
         if got > MAX_SAMPLING_EXTRAS_BYTES {
             let parameter = sizes.into_iter().max().map_or("extra_args", |(_, name)| name);
             return Err(SamplingExtrasError::TooLarge { parameter, got });
         }
-        Ok(extras)
+        Ok(())
     }
 
     /// These lists with something that stays in this process.
@@ -346,6 +407,12 @@ impl SamplingExtras {
     #[must_use]
     pub fn list(&self, name: &str) -> Option<&TokenList> {
         place_of(name).map(|place| &self.lists[place])
+    }
+
+    /// Tokens that are asked for at places of the prompt.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> Option<&PromptTokens> {
+        self.prompt_tokens.as_ref()
     }
 
     /// A JSON object for logits processors.
@@ -374,8 +441,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::{
-        Attachment, MAX_LISTED_TOKENS, MAX_SAMPLING_EXTRAS_BYTES, MAX_WORD_TOKENS, NUM_LISTS, SAMPLING_LISTS,
-        SamplingExtras, SamplingExtrasError, TokenList,
+        Attachment, MAX_LISTED_TOKENS, MAX_SAMPLING_EXTRAS_BYTES, MAX_WORD_TOKENS, NUM_LISTS, PromptTokens,
+        SAMPLING_LISTS, SamplingExtras, SamplingExtrasError, TokenList,
     };
 
     fn one(name: &str, list: TokenList) -> Result<SamplingExtras, SamplingExtrasError> {
@@ -419,7 +486,7 @@ mod tests {
         let one_byte_more = (2 << 20) + 1;
         let error =
             SamplingExtras::new([("allowed_token_ids", ids())], text(one_byte_more)).expect_err("too large");
-        assert!(error.to_string().contains("logprob_token_ids and extra_args take 3145729 bytes"), "{error}");
+        assert!(error.to_string().contains("and extra_args take 3145729 bytes"), "{error}");
         assert_eq!(error.parameter(), Some("extra_args"));
         SamplingExtras::new([("allowed_token_ids", ids())], text(one_byte_more - 1))
             .expect("as large as may be");
@@ -428,6 +495,33 @@ mod tests {
         assert_eq!(error.parameter(), Some("logit_bias"));
         SamplingExtras::new([], text(MAX_SAMPLING_EXTRAS_BYTES)).expect("as large as may be");
         SamplingExtras::new([], text(MAX_SAMPLING_EXTRAS_BYTES + 1)).expect_err("too large");
+        let rows =
+            |num_ids| PromptTokens { start: 0, is_alone: true, width: 1, ids: vec![0; num_ids].into() };
+        let most = MAX_SAMPLING_EXTRAS_BYTES / 4;
+        SamplingExtras::default().with_prompt_tokens(rows(most)).expect("as large as may be");
+        let error = SamplingExtras::default().with_prompt_tokens(rows(most + 1)).expect_err("too large");
+        assert_eq!(error.parameter(), Some("prompt_logprob_token_ids"));
+    }
+
+    #[test]
+    fn ids_for_the_places_of_a_prompt_are_whole_rows() {
+        for (width, ids, expected) in [
+            (2, vec![1, 2, 3], Some("3 ids, which are not rows of 2")),
+            (0, vec![1], Some("1 ids, which are not rows of 0")),
+            (1, vec![], Some("0 ids, which are not rows of 1")),
+            (1, vec![4, -2], Some("the token id -2")),
+            (2, vec![4, -1], None),
+        ] {
+            let tokens = PromptTokens { start: 7, is_alone: false, width, ids: ids.into() };
+            match (SamplingExtras::default().with_prompt_tokens(tokens.clone()), expected) {
+                (Ok(extras), None) => assert_eq!(extras.prompt_tokens(), Some(&tokens)),
+                (Err(error), Some(expected)) => {
+                    assert!(error.to_string().contains(expected), "{error}");
+                    assert_eq!(error.parameter(), Some(PromptTokens::NAME));
+                }
+                (got, expected) => panic!("{got:?}, not {expected:?}"),
+            }
+        }
     }
 
     #[test]

@@ -147,7 +147,7 @@ impl Scheduler {
             self.grammar_news.push(GrammarNews::Arrived { key, spec, ignores_eos, work });
         }
         let num_prompt_tokens = new.prompt_token_ids.len() as u32;
-        let asks_of_prompt = new.params.num_prompt_logprobs >= 0;
+        let first_judge = new.params.first_judge();
         let mut max_total_tokens =
             num_prompt_tokens.saturating_add(new.params.max_tokens).min(self.config.max_model_len);
         let search_limit = max_total_tokens.max(num_prompt_tokens + 1);
@@ -167,11 +167,11 @@ impl Scheduler {
             num_queued_tokens,
             extra_keys: new.extra_keys,
             // Cached tokens are not computed, so no log-probabilities would be computed for them.
-            skip_reading_prefix_cache: new.skip_reading_prefix_cache || asks_of_prompt,
+            skip_reading_prefix_cache: new.skip_reading_prefix_cache || first_judge.is_some(),
             reports_prompt_progress: new.reports_prompt_progress,
             has_stop_strings: new.has_stop_strings,
-            wants_prompt_logprobs: asks_of_prompt && num_prompt_tokens > 1,
-            num_judges_asked: 0,
+            wants_prompt_logprobs: first_judge.is_some_and(|first| first < num_prompt_tokens - 1),
+            num_judges_asked: first_judge.unwrap_or(0),
             uses_grammar,
             grammar: new.grammar,
             grammar_work,
@@ -211,7 +211,7 @@ impl Scheduler {
         }
         self.waiting.arrive(slot, &mut self.requests[slot as usize]);
         self.limit_wait(slot, since_ns);
-        let parent = new.fork_from.filter(|_| !asks_of_prompt);
+        let parent = new.fork_from.filter(|_| first_judge.is_none());
         if let Some(parent_slot) = parent.and_then(|parent| self.requests.slot_of_key(parent)) {
             self.link_to_parent(slot, parent_slot);
         }

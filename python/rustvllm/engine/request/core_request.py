@@ -41,6 +41,12 @@ class EngineParams(SamplingParams):
         """A copy of its own for a caller, which may be changed."""
         return PromptOnlyParams(**{**vars(self), **changes})
 
+    @property
+    def num_prompt_token_ids(self) -> int:
+        """Tokens that are named for each place of the prompt."""
+        rows = self.prompt_logprob_token_ids
+        return 0 if rows is None else int(rows.shape[1])
+
     def with_output_kind(self, kind: RequestOutputKind) -> "EngineParams":
         """The same with another ``output_kind``."""
         return self if self.output_kind is kind else _made_of({**vars(self), "output_kind": kind})
@@ -114,7 +120,8 @@ class EngineCoreRequest:
         stop_token_ids: Ids that end a sample, further EOS ids included.
         hidden_stop_ids: Those of ``stop_token_ids`` that stand for EOS.
         num_logprobs: Candidates that get log-probabilities in addition to the sampled token; −1: not even that one.
-        num_prompt_logprobs: The same for each place of the prompt but the first.
+        num_prompt_logprobs: The same for each place of the prompt but the first; at least 0 with
+            ``prompt_logprob_token_ids``.
         seed: Of the first sample, 64-bit signed; sample i has ``seed + i``.
         priority: Lower is sooner, with the priority policy.
         tenant: Whose share of the engine it is charged to, with the fair policy; None: the bucket of all without.

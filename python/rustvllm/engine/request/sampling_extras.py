@@ -16,6 +16,7 @@ logger = init_logger(__name__)
 
 _FEW_IDS = 2048
 _FEW_CHARS = 512
+_FEW_IN_ARRAY = 1 << 17
 _warned_of_arguments = False
 
 
@@ -32,8 +33,10 @@ def is_long(params: SamplingParams) -> bool:
             num_chars += sum(map(len, entries))
         else:
             num_ids += len(entries)
+    rows = params.prompt_logprob_token_ids
     return (
         params.structured_outputs is not None
+        or (rows is not None and rows.size > _FEW_IN_ARRAY)
         or num_ids > _FEW_IDS
         or num_chars > _FEW_CHARS
         or sum(map(len, params.stop_strings)) > _FEW_CHARS
@@ -60,7 +63,7 @@ def make_sampling_extras(
     if params.extra_args and not model.logits_processors:
         _warn_of_arguments()
     lists = given_lists(params)
-    if not (lists or params.logits_processors or arguments):
+    if not (lists or params.logits_processors or arguments or params.prompt_logprob_token_ids is not None):
         return None
     for name, entries in lists.items():
         row = SAMPLING_LISTS[name]
@@ -75,7 +78,21 @@ def make_sampling_extras(
         **lists,
         arguments=None if not arguments else json.dumps(dict(arguments)),
         attachment=tuple(params.logits_processors) if params.logits_processors else None,
+        prompt_tokens=_prompt_tokens(params, model.vocab_size),
     )
+
+
+def _prompt_tokens(params: SamplingParams, vocab_size: int) -> tuple[int, bool, int, bytes] | None:
+    """``prompt_logprob_token_ids`` as the core takes them; None without."""
+    rows = params.prompt_logprob_token_ids
+    if rows is None:
+        return None
+    if (largest := int(rows.max())) >= vocab_size:
+        raise InvalidRequestError(
+            f"prompt_logprob_token_ids holds {largest}, which is not in the vocabulary (0 to {vocab_size - 1})",
+            "prompt_logprob_token_ids",
+        )
+    return params.prompt_logprob_start or 0, params.prompt_logprobs is None, rows.shape[1], rows.tobytes()
 
 
 def _check_vocabulary(name: str, ids: Sequence[int] | dict[int, float], vocab_size: int) -> None:

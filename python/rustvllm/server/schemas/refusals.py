@@ -34,6 +34,8 @@ _SHARED: Refusals = {
     "guided_decoding_backend": (_nothing, "there is only one backend"),
     "guided_whitespace_pattern": (_nothing, "send structured_outputs with whitespace_pattern"),
     "prompt_embeds": (_nothing, "send text or token ids"),
+    "prompt_logprob_token_ids": (_nothing, "LLM and AsyncLLM take it in SamplingParams"),
+    "prompt_logprob_start": (_nothing, "LLM and AsyncLLM take it in SamplingParams"),
     "logits_processors": (_nothing, "use those that the server was started with, by vllm_xargs"),
     "kv_transfer_params": (_nothing, ""),
     "ec_transfer_params": (_nothing, ""),
