@@ -1,24 +1,24 @@
-//! `Outbox`: how far a request's news is on its way out, and when it goes.
+//! `Outbox`: which output of a request waits to be taken, and when it may go.
 
 use crate::delivery::{Delivery, Pieces};
 
-/// How far a request's news is on its way out.
+/// The output of one request that waits to be taken.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     pub(crate) delivery: Delivery,
-    /// Of the text that goes out as events.
+    /// The pieces of the text that goes out as events.
     pieces: Pieces,
-    /// Tokens that go out together, from the second on.
+    /// How many tokens go out together, from the second on.
     stream_interval: u32,
-    /// Tokens that go out together next.
+    /// How many tokens go out together next: one at first.
     next_interval: u32,
     /// Tokens that wait for others of their interval.
     num_waiting: u32,
-    /// There is something to go out that was not taken yet.
+    /// Whether there is output that was not taken yet.
     has_changed: bool,
-    /// It stands in the queue of those whose news can be taken.
+    /// Whether the request is in the queue of those whose output can be taken.
     pub(crate) is_queued: bool,
-    /// Its reader is busy.
+    /// Whether its reader is busy.
     pub(crate) is_held: bool,
 }
 
@@ -40,7 +40,7 @@ impl Outbox {
         matches!(self.delivery, Delivery::Events(_) | Delivery::Turn(_))
     }
 
-    /// Takes note of a record, of a token or not, that may have ended the request; `num_bytes` of text wait now.
+    /// Count a record of the request, whose text that waits now has `num_bytes` bytes.
     pub(crate) fn note(&mut self, is_token: bool, is_finished: bool, num_bytes: usize) {
         if is_finished || !is_token {
             self.has_changed = true; // the last token's text goes with the end
@@ -55,19 +55,19 @@ impl Outbox {
         self.next_interval = self.stream_interval;
     }
 
-    /// Ends a piece of text at byte `num_bytes` of what waits.
+    /// End a piece at byte `num_bytes` of the text that waits.
     pub(crate) fn end_piece(&mut self, num_bytes: usize) {
         self.pieces.push(num_bytes);
     }
 
-    /// Lets what waits for others of its interval go out; `num_bytes` of text wait.
+    /// Let tokens go out that wait for others of their interval; `num_bytes` bytes of text wait.
     pub(crate) fn flush(&mut self, num_bytes: usize) {
         self.has_changed |=
             if self.makes_events() { self.pieces.push(num_bytes) } else { self.num_waiting > 0 };
     }
 
-    /// Whether its request is to be put into the queue: there is news, its caller waits for it, and it is not in the
-    /// queue yet.
+    /// Whether the request must be put into the queue: there is output, its caller waits for it, and it is not in the queue
+    /// yet.
     pub(crate) fn queue_up(&mut self, is_finished: bool) -> bool {
         let is_wanted = match &self.delivery {
             Delivery::Deltas => true,
@@ -79,7 +79,7 @@ impl Outbox {
         queues_up
     }
 
-    /// The pieces of the text, which is taken now; of other deliveries all that waits is.
+    /// Take the pieces of the text; of a delivery that is not events, all that waits is taken.
     pub(crate) fn take(&mut self) -> Pieces {
         self.has_changed = false;
         if !self.makes_events() {

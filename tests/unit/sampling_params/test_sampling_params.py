@@ -260,7 +260,7 @@ def test_what_asks_for_nothing_passes(name, value):
 
 @pytest.mark.parametrize("value", [1, 1.0, True, "yes", float("nan"), []], ids=repr)
 def test_values_that_are_equal_to_a_neutral_one_and_of_another_type_are_refused(value):
-    with pytest.raises(InvalidRequestError, match="^watermarking is not supported yet"):
+    with pytest.raises(InvalidRequestError, match=r"^watermarking is not supported yet"):
         SamplingParams(watermarking=value)
 
 
