@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import LLAMA, make
-from test_quantized import AWQ, GPTQ, compressed, write
+from quantized_models import AWQ, GPTQ, compressed, write
 
 from quantized_files import awq, gptq, packed
 from rustvllm.cli import inspect as inspect_command

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from checkpoints import ARCHITECTURES, VARIANTS
+from quantized_models import AWQ, GPTQ, write
 from safetensors.torch import save_file
-from test_quantized import AWQ, GPTQ, write
 from test_tensor_parallel import ROOM, assert_equal, config_of, save
 
 from quantized_files import awq, gptq
