@@ -2,12 +2,15 @@
 
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
 import rustvllm
 from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams, StructuredOutputsParams
+from rustvllm.engine import input_processor
+from rustvllm.engine.request.thinking import ThinkingGates
 from rustvllm.exceptions import ConfigError, InvalidRequestError
 from rustvllm.sampling_params import RequestOutputKind
 
@@ -157,3 +160,20 @@ async def test_an_asynchronous_engine_holds_to_it(monkeypatch, folder, process):
         assert output.outputs[0].text.endswith("yes")
     finally:
         engine.shutdown()
+
+
+async def test_the_marks_of_a_long_prompt_are_looked_for_in_another_thread(monkeypatch, folder):
+    threads, look = [], ThinkingGates.gate
+    monkeypatch.setattr(
+        ThinkingGates, "gate", lambda *args: (threads.append(threading.current_thread()), look(*args))[1]
+    )
+    monkeypatch.setattr(input_processor, "_FEW_IDS", 2)
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=folder, **OPTIONS))
+    try:
+        params = FREE.clone(thinking_token_budget=6, output_kind=RequestOutputKind.FINAL_ONLY)
+        for prompt in ([300, OPEN], [300, 301, OPEN]):
+            [output] = [output async for output in engine.generate({"prompt_token_ids": prompt}, params, str(prompt))]
+            assert ids_of(output).index(CLOSE) == 6
+    finally:
+        engine.shutdown()
+    assert [thread is threading.current_thread() for thread in threads] == [True, False]

@@ -34,6 +34,8 @@ logger = init_logger(__name__)
 _FEW_STOP_IDS = 16
 _OFF_LOOP_CHARS = 2048
 """Longer prompts are tokenised in a thread of the core, so that they delay no other request on the event loop."""
+_FEW_IDS = 1 << 15
+"""Ids of a prompt in which a thought's marks are found within a millisecond."""
 MAX_PROMPT_LOGPROBS = 1 << 26
 """Most log-probabilities of one prompt, candidates times places: half a GiB of numbers."""
 
@@ -156,7 +158,10 @@ class InputProcessor:
             else:
                 ids = self._tokenizer.encode_ids(text, asked.add_special_tokens)
             ids = self._check_encoded(ids, asked)
-        gate = self._gate_of(asked, ids)
+        if asked.params.thinking_token_budget is not None and len(ids) > _FEW_IDS:
+            gate = await asyncio.to_thread(self._gate_of, asked, ids)
+        else:
+            gate = self._gate_of(asked, ids)
         if _has_lists(asked.params) and self._checked.get(asked.params, gate) is None and is_long(asked.params):
             await asyncio.to_thread(self._rules_of, asked.params, gate)
         prediction = None if asked.prediction is None else await self._predictions.read_off_loop(asked.prediction)
