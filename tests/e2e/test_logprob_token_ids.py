@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import torch
 
+import transformers_logprobs
 from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logprobs import FlatLogprobs
@@ -22,17 +23,7 @@ def folder(shared_dir):
 
 @pytest.fixture(scope="module")
 def reference(folder):
-    from transformers import LlamaForCausalLM
-
-    model = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float64)
-
-    @torch.no_grad()
-    def logprobs(prompt, output):
-        """``[len(output), vocab_size]`` log-probabilities at every place of an output."""
-        ids = torch.tensor([prompt + output[:-1]])
-        return model(ids, logits_to_keep=len(output)).logits[0].double().log_softmax(dim=-1)
-
-    return logprobs
+    return transformers_logprobs.of_outputs(folder, torch.float64)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+import transformers_logprobs
 from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
 from rustvllm.exceptions import InvalidRequestError
 
@@ -21,17 +22,7 @@ def folder(shared_dir):
 
 @pytest.fixture(scope="module")
 def reference(folder):
-    from transformers import LlamaForCausalLM
-
-    model = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
-
-    @torch.no_grad()
-    def logprobs(prompt, output):
-        """``[len(output), vocab_size]`` log-probabilities at every place of an output."""
-        ids = torch.tensor([prompt + output[:-1]])
-        return model(ids, logits_to_keep=len(output)).logits[0].double().log_softmax(dim=-1)
-
-    return logprobs
+    return transformers_logprobs.of_outputs(folder, torch.float32)
 
 
 @pytest.fixture(scope="module")

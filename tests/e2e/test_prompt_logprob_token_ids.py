@@ -8,8 +8,8 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
+import transformers_logprobs
 from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.sampling_params import RequestOutputKind
@@ -25,16 +25,8 @@ def folder(shared_dir):
 
 @pytest.fixture(scope="module")
 def reference(folder):
-    from transformers import LlamaForCausalLM
-
-    model = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float64)
-
-    @torch.no_grad()
-    def logprobs(prompt):
-        """``[len(prompt) - 1, vocab_size]``: what is thought of each token but the first."""
-        return model(torch.tensor([prompt])).logits[0, :-1].double().log_softmax(dim=-1).numpy()
-
-    return logprobs
+    logprobs = transformers_logprobs.of_prompts(folder)
+    return lambda prompt: logprobs(prompt).numpy()
 
 
 @pytest.fixture(scope="module")

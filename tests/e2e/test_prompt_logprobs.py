@@ -8,8 +8,8 @@ for.
 import asyncio
 
 import pytest
-import torch
 
+import transformers_logprobs
 from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
 from rustvllm.engine import input_processor
 from rustvllm.exceptions import InvalidRequestError
@@ -26,16 +26,7 @@ def folder(shared_dir):
 
 @pytest.fixture(scope="module")
 def reference(folder):
-    from transformers import LlamaForCausalLM
-
-    model = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float64)
-
-    @torch.no_grad()
-    def logprobs(prompt):
-        """``[len(prompt) - 1, vocab_size]``: what is thought of each token but the first."""
-        return model(torch.tensor([prompt])).logits[0, :-1].double().log_softmax(dim=-1)
-
-    return logprobs
+    return transformers_logprobs.of_prompts(folder)
 
 
 @pytest.fixture(scope="module")
