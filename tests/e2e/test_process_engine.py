@@ -17,7 +17,7 @@ import pytest
 from rustvllm import SamplingParams, TokensPrompt
 from rustvllm.config.engine_args import AsyncEngineArgs
 from rustvllm.engine.async_llm import AsyncLLM
-from rustvllm.engine.process_client import ProcessClient
+from rustvllm.engine.core_client.process import ProcessClient
 from rustvllm.exceptions import (
     EngineDeadError,
     InvalidRequestError,

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams, StructuredOutputsParams
-from rustvllm.engine import core_client
+from rustvllm.engine.core_client import inproc
 from rustvllm.engine.grammar_masks import GrammarMasks
 from rustvllm.exceptions import InvalidRequestError, RequestFailedError
 
@@ -293,7 +293,7 @@ def test_a_structural_tag_holds_what_stands_behind_its_trigger(tag):
 
 
 def test_a_grammar_that_compiles_for_long_does_not_end_the_engine(monkeypatch):
-    monkeypatch.setattr(core_client, "_GRAMMAR_WAIT", 0.001)
+    monkeypatch.setattr(inproc, "_GRAMMAR_WAIT", 0.001)
     properties = {f"name {index * 0.618 % 1}": {"type": "integer"} for index in range(1000)}
     params = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputsParams(json={"properties": properties}))
     with LLM(device="cpu", dtype="float32", max_model_len=128, block_size=8) as llm:

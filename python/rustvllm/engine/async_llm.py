@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any
 from rustvllm import _core, envs
 from rustvllm.config import EngineConfig, UsageContext
 from rustvllm.engine.async_state import STATS_TIMEOUT, AsyncState
-from rustvllm.engine.core_client import AsyncEngineClient, ThreadClient, make_client
+from rustvllm.engine.core_client.choice import make_client
+from rustvllm.engine.core_client.interface import AsyncEngineClient
+from rustvllm.engine.core_client.remote import RemoteClient
+from rustvllm.engine.core_client.thread import ThreadClient
 from rustvllm.engine.front_tracer import make_front_tracer
 from rustvllm.engine.input_processor import InputProcessor
 from rustvllm.engine.loop_calls import call_if_alive, call_in_loop, remove_reader_soon
-from rustvllm.engine.remote_client import RemoteClient
 from rustvllm.engine.request.core_request import EngineCoreRequest, arrival_ns_of
 from rustvllm.engine.request.prompts import PromptType, with_tokenization
+from rustvllm.engine.request.state import EventSink, RequestState
 from rustvllm.engine.request.stream import RequestStream
-from rustvllm.engine.request_state import EventSink, RequestState
 from rustvllm.engine.request_table import SAMPLES_AT_ONCE, RequestTable
 from rustvllm.engine.unbuilt import check_arguments, refuse_attribute
 from rustvllm.exceptions import ConfigError, EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError

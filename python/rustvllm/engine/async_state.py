@@ -7,7 +7,7 @@ from typing import Any
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig, ModelConfig
-from rustvllm.engine.core_client import AsyncEngineClient
+from rustvllm.engine.core_client.interface import AsyncEngineClient
 from rustvllm.engine.request_table import RequestTable
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.observe.inspect.description import describe_engine

@@ -9,7 +9,7 @@ from time import monotonic_ns
 from rustvllm import _core
 from rustvllm.config import EngineConfig
 from rustvllm.engine.request.core_request import EngineCoreRequest
-from rustvllm.engine.request_state import RequestState
+from rustvllm.engine.request.state import RequestState
 from rustvllm.observe.trace.request_spans import CLOSE_SECONDS, RequestSpans
 from rustvllm.observe.trace.tracer import LogSink, Tracer, TraceRecord
 

@@ -12,10 +12,10 @@ from time import monotonic_ns
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig
-from rustvllm.engine.grammar_spec import make_grammar_spec
 from rustvllm.engine.request.checked_params import CheckedParams, TokenRules
 from rustvllm.engine.request.core_request import MASK64, EngineCoreRequest, EngineParams, engine_params, to_int64
 from rustvllm.engine.request.default_params import default_sampling_params
+from rustvllm.engine.request.grammar_spec import make_grammar_spec
 from rustvllm.engine.request.prompts import PROMPT_KEYS, UNBUILT_KEYS, PromptType
 from rustvllm.engine.request.sampling_extras import is_long, make_sampling_extras
 from rustvllm.engine.request.thinking import ThinkingGates

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rustvllm.config import EngineConfig, ModelConfig, UsageContext
-from rustvllm.engine.core_client import InprocClient
+from rustvllm.engine.core_client.inproc import InprocClient
 from rustvllm.engine.front_tracer import make_front_tracer
 from rustvllm.engine.input_processor import InputProcessor
 from rustvllm.engine.request.core_request import EngineCoreRequest, arrival_ns_of

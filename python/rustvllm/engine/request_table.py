@@ -9,10 +9,10 @@ from time import monotonic_ns
 from typing import Any
 
 from rustvllm import _core
-from rustvllm.engine.core_client import EngineCoreClient
+from rustvllm.engine.core_client.interface import EngineCoreClient
 from rustvllm.engine.front_tracer import FrontTracer, debug_front_tracer
 from rustvllm.engine.request.core_request import EngineCoreRequest
-from rustvllm.engine.request_state import BestOf, EventSink, RequestState
+from rustvllm.engine.request.state import BestOf, EventSink, RequestState
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logprobs import PromptLogprobs, PromptTokenLogprobs
 from rustvllm.observe.trace.tracer import is_debugging

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rustvllm import envs
 from rustvllm.config import EngineConfig
 from rustvllm.config.engine_args import resolve_tokenizer
-from rustvllm.engine.remote_client import RemoteClient
+from rustvllm.engine.core_client.remote import RemoteClient
 from rustvllm.exceptions import ModelLoadError, RustVLLMError
 from rustvllm.logger import init_logger, register_secrets
 from rustvllm.observe.trace.sinks import make_tracer

@@ -13,7 +13,7 @@ import pytest
 
 from async_streams import GREEDY, LONG, collect, is_idle, until
 from rustvllm import AsyncLLM, BeamSearchParams, SamplingParams
-from rustvllm.engine.request_state import RequestState
+from rustvllm.engine.request.state import RequestState
 from rustvllm.exceptions import (
     EngineDeadError,
     InvalidRequestError,

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from rustvllm import StructuredOutputsParams
-from rustvllm.engine import grammar_spec
+from rustvllm.engine.request import grammar_spec
 from rustvllm.exceptions import InvalidRequestError
 
 

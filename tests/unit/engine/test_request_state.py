@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rustvllm.engine.request_state import BestOf, RequestState
+from rustvllm.engine.request.state import BestOf, RequestState
 from rustvllm.exceptions import (
     EngineDeadError,
     GrammarsFullError,

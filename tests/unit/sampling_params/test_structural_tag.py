@@ -50,7 +50,7 @@ def test_special_tokens_stand_as_such():
 
 
 def test_a_schema_that_cannot_be_enforced_is_refused(tmp_path):
-    from rustvllm.engine.grammar_spec import make_grammar_spec
+    from rustvllm.engine.request.grammar_spec import make_grammar_spec
     from rustvllm.exceptions import InvalidRequestError
     from rustvllm.sampling_params.structured_outputs import StructuredOutputsParams
 

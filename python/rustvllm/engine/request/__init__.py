@@ -1,1 +1,1 @@
-"""A request on its way to the engine: what a caller gives, and what it is made into."""
+"""A request on its way to the engine and back: what a caller gives, what it is made into, and what comes of it."""

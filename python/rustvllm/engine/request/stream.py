@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from rustvllm.engine.request_state import FEW_PARTS, RequestState
+from rustvllm.engine.request.state import FEW_PARTS, RequestState
 from rustvllm.exceptions import RustVLLMError
 from rustvllm.outputs import PromptIds, RequestOutput
 

@@ -5,7 +5,7 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from rustvllm.config.engine_args import AsyncEngineArgs
-from rustvllm.engine.remote_client import check_addresses
+from rustvllm.engine.core_client.remote import check_addresses
 from rustvllm.exceptions import ConfigError
 from rustvllm.process.address import EngineAddress, read_secret
 

@@ -8,7 +8,7 @@ import dataclasses
 import threading
 from collections.abc import Callable
 
-from rustvllm.engine.remote_client import SILENT, RemoteClient, probe
+from rustvllm.engine.core_client.remote import SILENT, RemoteClient, probe
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 from rustvllm.process.address import EngineAddress

@@ -261,7 +261,7 @@ class PromptEvents:
         n: How many there are.
 
     Attributes:
-        templates: Of each choice; see :class:`~rustvllm.engine.request_state.EventSink`.
+        templates: Of each choice; see :class:`~rustvllm.engine.request.state.EventSink`.
         turn_reading: See there.
     """
 

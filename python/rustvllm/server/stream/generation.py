@@ -23,8 +23,8 @@ from rustvllm.text.turn_formats import CoreTurnReading
 
 if TYPE_CHECKING:
     from rustvllm.engine.request.prompts import PromptType
+    from rustvllm.engine.request.state import EventSink
     from rustvllm.engine.request.stream import RequestStream
-    from rustvllm.engine.request_state import EventSink
 
 _TURN_SECONDS = 0.001
 """After so much time with the prompts of one request others get their turn on the event loop."""

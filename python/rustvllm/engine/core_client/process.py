@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig
+from rustvllm.engine.core_client.interface import SHUT_DOWN
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.logger import init_logger
 from rustvllm.process.address import EngineAddress, read_secret
@@ -94,7 +95,7 @@ class ProcessClient:
         if death is not None:
             raise EngineDeadError(death)
         if self._stopping.is_set():
-            raise EngineDeadError("this engine was shut down; make a new one")
+            raise EngineDeadError(SHUT_DOWN)
 
     def health(self) -> list[EngineHealth]:
         """How the engine is."""
