@@ -61,7 +61,7 @@ def render() -> str:
     """The whole page."""
     from rustvllm.cli.grouped_help import groups
     from rustvllm.cli.serve import make_parser
-    from rustvllm.config import refused_flags
+    from rustvllm.config.flags import refused
 
     parser = make_parser()
     page = [HEAD]
@@ -71,9 +71,9 @@ def render() -> str:
     page += [
         REFUSED,
         *_argument_rows(parser),
-        *_rows(refused_flags.REFUSED),
+        *_rows(refused.REFUSED),
         WITHOUT_EFFECT,
-        *_rows(refused_flags.WITHOUT_EFFECT),
+        *_rows(refused.WITHOUT_EFFECT),
     ]
     page += [ENVIRONMENT, *(f"| `{name}` | {_cell(text)} |\n" for name, text in _variables())]
     return "".join(page)
@@ -101,7 +101,7 @@ def _rows(table: Mapping[str, str]) -> Iterator[str]:
 
 def _argument_rows(parser: argparse.ArgumentParser) -> Iterator[str]:
     """A row for each reason, with the flags of its engine arguments that are not flags of the server."""
-    from rustvllm.config.refused_flags import REFUSED_ARGUMENTS, flag_names, rows
+    from rustvllm.config.flags.refused import REFUSED_ARGUMENTS, flag_names, rows
 
     of_reason: dict[str, list[str]] = {}
     for [name], _, reason in rows(REFUSED_ARGUMENTS):

@@ -1,7 +1,7 @@
 """Engine arguments: one dataclass for ``LLM(...)``, ``LLMEngine`` and the command line, turned into an EngineConfig.
 
 This module decides defaults that depend on the machine or the use (throughput for ``LLM``, latency for the server).
-``engine_flags`` declares the arguments, under their field names; ``refused_flags`` has those that are not built.
+``flags.engine`` declares the arguments, under their field names; ``flags.refused`` has those that are not built.
 """
 
 import argparse
@@ -36,15 +36,15 @@ from rustvllm.config import (
     TracingConfig,
     UsageContext,
     devices,
-    flags,
     hub,
-    refused_flags,
     require_choice,
     require_int,
 )
 from rustvllm.config.checkpoint.gguf_file import is_gguf
 from rustvllm.config.checkpoint.quantized_folders import check_method, read_quantization
-from rustvllm.config.engine_flags import EngineFlags
+from rustvllm.config.flags import refused
+from rustvllm.config.flags.engine import EngineFlags
+from rustvllm.config.flags.fields import add_flags
 from rustvllm.config.generation_defaults import check_generation_config, check_override
 from rustvllm.config.lora import LoRAConfig, folders_to_merge, make_lora_config
 from rustvllm.config.model_folder import read_model_config, resolve_dtype
@@ -85,17 +85,17 @@ class EngineArgs(EngineFlags):
         for name, value in kwargs.items():
             if name in names:
                 continue
-            if name not in refused_flags.argument_names():
+            if name not in refused.argument_names():
                 near = difflib.get_close_matches(name, sorted(names), n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"there is no engine argument {name!r}{hint}")
-            refused_flags.check_argument(name, value)
+            refused.check_argument(name, value)
         return {name: value for name, value in kwargs.items() if name in names and value is not None}
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Add a flag for every argument; ``-`` and ``_`` mean the same, switches also have a ``--no-`` form."""
-        return flags.add_flags(parser, dataclasses.fields(cls))
+        return add_flags(parser, dataclasses.fields(cls))
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rustvllm.cli.serve import make_parser, parse_args
-from rustvllm.config.refused_flags import ALIASES, REFUSED, WITHOUT_EFFECT, rows
+from rustvllm.config.flags.refused import ALIASES, REFUSED, WITHOUT_EFFECT, rows
 from rustvllm.server.launch import serve
 
 FLAGS = [line.split() for line in (Path(__file__).parent / "vllm_serve_flags.txt").read_text().splitlines()]

@@ -10,8 +10,8 @@ import pytest
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.config import devices, engine_args
 from rustvllm.config.engine_args import AsyncEngineArgs, EngineArgs, default_budget
-from rustvllm.config.flags import parse_json_object, parse_number
-from rustvllm.config.refused_flags import argument_names
+from rustvllm.config.flags.fields import parse_json_object, parse_number
+from rustvllm.config.flags.refused import argument_names
 from rustvllm.exceptions import ConfigError, ModelLoadError
 
 

@@ -4,7 +4,7 @@ import argparse
 import math
 from collections.abc import Callable
 
-from rustvllm.config.flags import parse_number
+from rustvllm.config.flags.fields import parse_number
 
 LARGEST = 2**32 - 1
 """What the core takes as a number; most have a lower limit, which the core knows."""

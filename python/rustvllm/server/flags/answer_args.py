@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from rustvllm.config.flags import parse_json_object
+from rustvllm.config.flags.fields import parse_json_object
 from rustvllm.exceptions import ConfigError, InvalidRequestError
 
 CONTENT_FORMATS = ("auto", "string", "openai")

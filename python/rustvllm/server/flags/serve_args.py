@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from rustvllm.config import METRICS_PREFIX
-from rustvllm.config.refused_flags import add_vllm_flags
+from rustvllm.config.flags.refused import add_vllm_flags
 from rustvllm.exceptions import ConfigError
 from rustvllm.server.flags.answer_args import add_answer_args
 from rustvllm.server.flags.api_keys import API_KEY_VARIABLE

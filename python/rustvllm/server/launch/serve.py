@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from rustvllm.config.flags import with_flag_names
+from rustvllm.config.flags.fields import with_flag_names
 from rustvllm.exceptions import ConfigError, RustVLLMError
 from rustvllm.logger import init_logger, register_secrets
 from rustvllm.observe.trace.tracer import masked_command_line

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from rustvllm.config.refused_flags import add_refused_arguments, flag_names
+from rustvllm.config.flags.refused import add_refused_arguments, flag_names
 
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _NUMBER = re.compile(r"(-?[0-9]+)(?:\.([0-9]+))?([kmgKMG]?)")

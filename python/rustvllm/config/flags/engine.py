@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rustvllm.config import CacheConfig, LoRAConfig, ModelConfig, PreemptionMode, SchedulerConfig
-from rustvllm.config.flags import arg, parse_json_object, parse_max_model_len, parse_number
+from rustvllm.config.flags.fields import arg, parse_json_object, parse_max_model_len, parse_number
 from rustvllm.config.lora import LORA_DTYPES
 from rustvllm.config.parallel import DEFAULT_MASTER_ADDR, DEFAULT_MASTER_PORT
 
