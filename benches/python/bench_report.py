@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rustvllm.cli.bench.machine import machine, require_release_build, versions
+from rustvllm.cli.bench.report.machine import machine, require_release_build, versions
 
 
 def new_report() -> dict[str, Any]:

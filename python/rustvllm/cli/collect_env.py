@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from rustvllm import _core
-from rustvllm.cli.bench.machine import machine
+from rustvllm.cli.bench.report.machine import machine
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.config.devices import detect_device, visible_gpus
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rustvllm.cli.bench.arguments import whole_number
-from rustvllm.cli.bench.machine import machine, require_release_build, versions
-from rustvllm.cli.bench.report import check_output, publish
+from rustvllm.cli.bench.report.machine import machine, require_release_build, versions
+from rustvllm.cli.bench.report.output import check_output, publish
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.config import devices
 from rustvllm.exceptions import ConfigError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rustvllm.cli.bench.arguments import whole_number
 from rustvllm.cli.bench.offline import describe, make_llm, make_parser, parse, random_prompts
-from rustvllm.cli.bench.report import publish
+from rustvllm.cli.bench.report.output import publish
 from rustvllm.sampling_params import SamplingParams
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)

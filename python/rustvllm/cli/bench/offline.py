@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from rustvllm import _core
 from rustvllm.cli.bench.arguments import whole_number
-from rustvllm.cli.bench.known_texts import known_texts
-from rustvllm.cli.bench.machine import machine, require_release_build, versions
-from rustvllm.cli.bench.report import check_output
+from rustvllm.cli.bench.datasets.known_texts import known_texts
+from rustvllm.cli.bench.report.machine import machine, require_release_build, versions
+from rustvllm.cli.bench.report.output import check_output
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.config.engine_args import EngineArgs
 from rustvllm.exceptions import ConfigError

@@ -15,13 +15,13 @@ from typing import Any, Final
 from rustvllm import _core
 from rustvllm.cli.api_client import ApiClient
 from rustvllm.cli.bench.arguments import number_of, seconds, whole_number
-from rustvllm.cli.bench.known_texts import DRAFT_DATASETS, known_texts
-from rustvllm.cli.bench.lengths import DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN, choose_lengths
-from rustvllm.cli.bench.machine import require_release_build
-from rustvllm.cli.bench.progress import LoadProgress
-from rustvllm.cli.bench.report import check_output, publish
-from rustvllm.cli.bench.serve_report import METRICS, build_report, summary
-from rustvllm.cli.bench.sharegpt import read_sharegpt
+from rustvllm.cli.bench.datasets.known_texts import DRAFT_DATASETS, known_texts
+from rustvllm.cli.bench.datasets.lengths import DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN, choose_lengths
+from rustvllm.cli.bench.datasets.sharegpt import read_sharegpt
+from rustvllm.cli.bench.report.machine import require_release_build
+from rustvllm.cli.bench.report.output import check_output, publish
+from rustvllm.cli.bench.report.progress import LoadProgress
+from rustvllm.cli.bench.report.serve import METRICS, build_report, summary
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.exceptions import ConfigError, RequestFailedError
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rustvllm import _core
 from rustvllm.cli.bench.arguments import seconds, whole_number
-from rustvllm.cli.bench.machine import machine, require_release_build, versions
+from rustvllm.cli.bench.report.machine import machine, require_release_build, versions
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.exceptions import RequestFailedError
 

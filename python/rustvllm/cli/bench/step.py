@@ -14,7 +14,7 @@ from typing import Any
 
 from rustvllm import _core
 from rustvllm.cli.bench.arguments import whole_number, whole_numbers
-from rustvllm.cli.bench.machine import machine, require_release_build, versions
+from rustvllm.cli.bench.report.machine import machine, require_release_build, versions
 from rustvllm.cli.parser import FlexibleArgumentParser
 
 BLOCK_SIZE = 16

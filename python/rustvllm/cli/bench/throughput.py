@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rustvllm.cli.bench.arguments import whole_number
-from rustvllm.cli.bench.known_texts import DRAFT_DATASETS
+from rustvllm.cli.bench.datasets.known_texts import DRAFT_DATASETS
 from rustvllm.cli.bench.offline import describe, known_prompts, make_llm, make_parser, parse, random_prompts
-from rustvllm.cli.bench.report import publish
+from rustvllm.cli.bench.report.output import publish
 from rustvllm.exceptions import ConfigError
 from rustvllm.sampling_params import SamplingParams
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rustvllm import _core
 from rustvllm.cli.bench.arguments import microseconds, whole_number
-from rustvllm.cli.bench.machine import machine, require_release_build, versions
+from rustvllm.cli.bench.report.machine import machine, require_release_build, versions
 from rustvllm.cli.parser import FlexibleArgumentParser
 
 

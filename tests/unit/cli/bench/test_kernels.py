@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rustvllm.cli.bench import kernel_bench
-from rustvllm.cli.bench.report import check_output
+from rustvllm.cli.bench.report.output import check_output
 from rustvllm.cli.main import main
 
 TINY = kernel_bench.ModelShape(32, 64, 4, 2, 8, 100)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from rustvllm.cli.bench.lengths import TOKENS_PER_WORD, choose_lengths
+from rustvllm.cli.bench.datasets.lengths import TOKENS_PER_WORD, choose_lengths
 from rustvllm.exceptions import ConfigError
 
 

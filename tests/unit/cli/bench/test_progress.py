@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rustvllm.cli.bench.progress import LoadProgress
+from rustvllm.cli.bench.report.progress import LoadProgress
 
 
 class Terminal(io.StringIO):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rustvllm.cli.bench.sharegpt import read_sharegpt
+from rustvllm.cli.bench.datasets.sharegpt import read_sharegpt
 from rustvllm.config.hub import embedded_model_path
 from rustvllm.exceptions import ConfigError
 

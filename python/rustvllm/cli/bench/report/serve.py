@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rustvllm import _core
-from rustvllm.cli.bench.machine import machine, versions
+from rustvllm.cli.bench.report.machine import machine, versions
 
 METRICS: Final = {
     "ttft": "Time to First Token",
