@@ -20,13 +20,15 @@ use crate::{
     grammar::{GrammarCompiler, GrammarWork},
     handle::inbox::Inbox,
     kv_cache_manager::{extra_keys::ExtraKeys, hash_blocks},
-    metrics::{Metrics, MetricsSnapshot},
+    metrics::{
+        Metrics, MetricsSnapshot,
+        stats::{Counters, SchedulerStats},
+    },
     output::{RequestError, RequestKey},
     request::{
         NewRequest,
         limits::{AddRequestError, RequestLimits},
     },
-    stats::{Counters, SchedulerStats},
     sync::{AtomicU32, AtomicU64, Ordering, fence},
 };
 

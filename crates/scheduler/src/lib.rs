@@ -39,7 +39,7 @@
 //! | `config.rs`, `output.rs` | the numbers that fix a scheduler; what leaves it |
 //! | `handle.rs`, `handle/inbox.rs` | what other threads touch, and how they hand in |
 //! | `egress.rs`, `egress/outgoing.rs` | how outputs leave; those that wait for room |
-//! | `stats.rs`, `metrics.rs`, `metrics/histogram.rs` | what is counted of the scheduler, of requests and steps |
+//! | `metrics.rs`; in it `stats.rs`, `histogram.rs` | what is counted of requests and steps; of the scheduler; distributions |
 //! | `clock.rs`, `sync.rs` | the time; the door to atomics, for loom |
 
 mod clock;
@@ -57,7 +57,6 @@ mod request_queue;
 mod requests;
 pub mod sampling_params;
 mod scheduler;
-mod stats;
 mod step;
 pub mod step_buffers;
 mod steps;
@@ -79,6 +78,7 @@ pub use kv_cache_manager::extra_keys::{ExtraKeys, MultimodalSpan};
 pub use logprobs::prompt::{PromptLogprobRows, PromptLogprobs};
 pub use logprobs::{LogprobRows, TokenLogprobs};
 pub use metrics::histogram::HistogramSnapshot;
+pub use metrics::stats::SchedulerStats;
 pub use metrics::{MetricsSnapshot, STEP_PHASES};
 pub use output::{
     EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, RequestKey, SchedulerOutput,
@@ -96,7 +96,6 @@ pub use scheduler::{
     REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR, RequestEvent, RequestEventKind, RequestState, RequestSummary,
     ScheduledRequest, Scheduler, StepView, WITHHELD_SAMPLE,
 };
-pub use stats::SchedulerStats;
 pub use step::rows::StepRows;
 pub use step::token_rows::TokenRows;
 pub use step_buffers::StepBuffers;

@@ -5,6 +5,7 @@
 //! of all requests that were also in the previous step are one observation.
 
 pub(crate) mod histogram;
+pub(crate) mod stats;
 
 use std::{
     borrow::Cow,
@@ -14,10 +15,12 @@ use std::{
 
 use crate::{
     config::{MAX_SPECULATIVE_TOKENS, SchedulerConfig},
-    metrics::histogram::{Histogram, HistogramSnapshot, Unit},
+    metrics::{
+        histogram::{Histogram, HistogramSnapshot, Unit},
+        stats::SchedulerStats,
+    },
     output::{EngineCoreOutput, FinishReason},
     request::{Request, limits::AddRequestError},
-    stats::SchedulerStats,
 };
 
 /// Bounds for whole requests and their parts: vLLM's from 0.3 on, with finer ones for fast models below.

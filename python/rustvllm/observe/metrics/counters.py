@@ -44,7 +44,7 @@ class EngineMetrics:
 
     Attributes:
         engine: Its rank.
-        counters: The scheduler's counters by name (``crates/scheduler/src/stats.rs``).
+        counters: The scheduler's counters by name (``crates/scheduler/src/metrics/stats.rs``).
         histograms: Times and sizes by name; empty with ``disable_log_stats``.
     """
 
