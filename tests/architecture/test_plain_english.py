@@ -35,6 +35,7 @@ CLEAN = [
     "crates/cpu-kernels/src/decoder",
     "crates/cpu-kernels/src/lora",
     "crates/cpu-kernels/src/packed",
+    "crates/cpu-kernels/src/roofline",
     "crates/cpu-kernels/tests",
     "crates/drafting",
     "crates/gguf",

@@ -43,8 +43,7 @@ pub mod lora;
 pub mod norm;
 mod number;
 pub mod packed;
-pub mod peak;
-pub mod reading;
+pub mod roofline;
 pub mod rotary;
 pub mod sampling;
 mod simd;
@@ -78,7 +77,7 @@ pub use packed::{
     Filling, LinearError, Matrix, PackedLinear, Quantized, QuantizedRow, ScaleForm, WeightElement,
     WeightKind, ZeroForm, fill_together,
 };
-pub use peak::{PeakKind, peak};
-pub use reading::read_once;
+pub use roofline::peak::{PeakKind, peak};
+pub use roofline::reading::read_once;
 pub use rotary::{Angles, Rotary, RotaryError, Turn};
 pub use threads::Threads;
