@@ -136,13 +136,10 @@ unsafe fn outputs<
         let mut ahead = what.ahead.wrapping_add(first / (VECTORS * lanes) * what.ahead_pass);
         let (mut left_of_group, mut group_sums) = (what.blocks_per_group, what.group_sums);
         let mut scales_ahead = what.scales_ahead;
+        let turns = if BITS == 8 { BLOCK / QUAD } else { BLOCK / (2 * QUAD) };
+        let asked = Asks::of_blocks(turns, what);
         for left in (0..what.num_blocks).rev() {
-            let mut asks = Asks {
-                far: ahead,
-                left_of_far: what.ahead_step,
-                near: weights.wrapping_add(what.near),
-                left_of_near: what.near_step,
-            };
+            let mut asks = Asks { far: ahead, near: weights.wrapping_add(what.near), ..asked };
             ahead = ahead.wrapping_add(what.ahead_step);
             if first == 0 {
                 for line in (0..what.scales_ahead_step).step_by(LINE) {
@@ -208,33 +205,43 @@ unsafe fn outputs<
     }
 }
 
-/// What is asked for while a block is computed, a little with each quad: as many requests at once as a block has lines would
-/// wait for each other, and what is computed with them.
+/// What is asked for while a block is computed, a little with each turn: as many requests at once as a block has lines would
+/// wait for each other, and what is computed with them. Turns ask without a look at what is left, which would take them longer
+/// than to ask for a line that is there.
+#[derive(Clone, Copy)]
 struct Asks {
-    /// For the second cache, and bytes that are still to be asked for.
+    /// For the second cache, and bytes from one request to the next.
     far: *const u8,
-    left_of_far: usize,
+    far_step: usize,
     /// For the first, likewise.
     near: *const u8,
-    left_of_near: usize,
+    near_step: usize,
+    /// Whether each line of weights that a turn reads goes with a request, or each turn.
+    each_line: bool,
 }
 
 impl Asks {
-    /// Ask for so many bytes of each.
+    /// Steps for blocks that are computed in so many turns.
+    #[inline(always)]
+    fn of_blocks(turns: usize, what: &Product) -> Self {
+        let each_line = what.ahead_step.max(what.near_step) > turns * LINE;
+        let step = |bytes: usize| match (each_line, bytes) {
+            (true, 1..) => LINE,
+            _ => bytes.div_ceil(turns),
+        };
+        let (far_step, near_step) = (step(what.ahead_step), step(what.near_step));
+        Self { far: what.ahead, far_step, near: what.weights, near_step, each_line }
+    }
+
+    /// Ask with a turn that reads so many bytes of weights.
     #[inline(always)]
     fn ask<D: Dot>(&mut self, num_bytes: usize) {
         let mut at = 0;
-        while at < num_bytes {
-            if self.left_of_far > 0 {
-                D::Lanes::prefetch(self.far);
-                self.far = self.far.wrapping_add(LINE);
-                self.left_of_far = self.left_of_far.saturating_sub(LINE);
-            }
-            if self.left_of_near > 0 {
-                D::Lanes::prefetch_near(self.near);
-                self.near = self.near.wrapping_add(LINE);
-                self.left_of_near = self.left_of_near.saturating_sub(LINE);
-            }
+        while at < num_bytes && (at == 0 || self.each_line) {
+            D::Lanes::prefetch(self.far);
+            self.far = self.far.wrapping_add(self.far_step);
+            D::Lanes::prefetch_near(self.near);
+            self.near = self.near.wrapping_add(self.near_step);
             at += LINE;
         }
     }
