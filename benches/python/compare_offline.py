@@ -49,6 +49,7 @@ INPUT_LEN = OUTPUT_LEN = 128
 PROMPTS_ALONE = 3
 """Prompts of a turn that run alone; the first finds its engine's memory cold after the other engines' turns."""
 MAX_MODEL_LEN = 512
+"""Tokens that engines make room for in each sequence, or as many as a prompt and its answer have."""
 ADAPTER_RANK = 16
 
 
@@ -66,7 +67,7 @@ class Engine:
     def __init__(
         self, name: str, python: str, settings: Mapping[str, Any], environment: Mapping[str, str], log: Path
     ) -> None:
-        self.name = name
+        self.name, self._log = name, log
         self._process = subprocess.Popen(
             [python, str(ENGINES / f"{name.partition('-')[0]}_engine.py")],
             stdin=subprocess.PIPE,
@@ -100,7 +101,8 @@ class Engine:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.name} ended; see its log")
+            last = self._log.read_text(errors="replace").splitlines()[-1:]
+            raise SystemExit(f"{self.name} ended: {''.join(last) or 'without a word'}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -288,7 +290,7 @@ def main() -> None:
         common = {
             "model": str(model),
             "dtype": args.dtype,
-            "max_model_len": MAX_MODEL_LEN,
+            "max_model_len": max(MAX_MODEL_LEN, args.input_len + args.output_len),
             "vocab_size": vocab_size,
             "max_num_seqs": args.max_num_seqs,
             "num_threads": args.num_threads,
