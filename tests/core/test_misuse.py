@@ -87,6 +87,31 @@ def test_more_drafts_than_there_may_be():
     assert scheduler.update_from_output(output, tokens(output), np.zeros((1, 2), np.int32)) == 0
 
 
+@pytest.mark.parametrize(
+    ("numbers", "error", "message"),
+    [
+        ((0, 4, 2), ValueError, "patterns of 1 to 1024 tokens, got min_pattern_size 0 and max_pattern_size 4"),
+        ((5, 4, 2), ValueError, "got min_pattern_size 5 and max_pattern_size 4"),
+        ((1, 1025, 2), ValueError, "max_pattern_size 1025"),
+        ((1, 4, 1), ValueError, "min_count of repetition_detection must be at least 2, got 1"),
+        ((1, 4, -1), OverflowError, "out of range"),
+        ((1, 4), ValueError, "length 3"),
+        (5, TypeError, "repetition_detection"),
+    ],
+)
+def test_repetitions_that_cannot_be_looked_for(numbers, error, message):
+    scheduler = make_scheduler()
+    with pytest.raises(error, match=message):
+        scheduler.add_request("a", [1, 2, 3], max_tokens=3, repetition_detection=numbers)
+    scheduler.check_invariants()
+    assert scheduler.schedule() is None
+    scheduler.add_request("a", [1, 2, 3], max_tokens=9, repetition_detection=(1, 4, 2))
+    for num_finished in (0, 1):
+        output = scheduler.schedule()
+        assert scheduler.update_from_output(output, tokens(output)) == num_finished
+    assert scheduler.stats()["num_finished_repetition"] == 1
+
+
 def test_rows_may_lie_apart_in_memory(engine):
     output, sampled = engine.in_flight[0]
     wide = np.full((3, 4), -1, np.int32)

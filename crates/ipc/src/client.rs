@@ -168,7 +168,7 @@ impl EngineClient {
         let _ = self.command(Command::StopKeys(keys));
     }
 
-    /// Report why a request ended whose last output left that open: at a stop string, or at its length limit.
+    /// Report why a request ended whose last output left that open: at a stop string, or for the engine's own reason.
     pub fn settle_end(&self, key: RequestKey, found_stop: bool) {
         let _ = self.command(Command::SettleEnd { key, found_stop });
     }

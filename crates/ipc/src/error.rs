@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use scheduler::AddRequestError;
+use scheduler::{AddRequestError, RepetitionDetectionError};
 use thiserror::Error;
 
 /// A frame whose body is not valid for its kind.
@@ -45,6 +45,9 @@ pub enum DecodeError {
     /// Invalid sampling parameters of a request.
     #[error("the extras of a request are wrong: {0}")]
     BadExtras(String),
+    /// Repetitions that no request may look for.
+    #[error(transparent)]
+    BadRepetition(#[from] RepetitionDetectionError),
     /// A frame larger than this side accepts; its body was not read.
     #[error("the other side announced a frame of {num_bytes} bytes; the limit is {limit}")]
     TooLarge {

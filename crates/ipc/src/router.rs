@@ -241,7 +241,7 @@ impl EngineRouter {
         self.by_engine(keys, EngineClient::stop_keys);
     }
 
-    /// Report why a request ended whose last output left that open: at a stop string, or at its length limit. Call this
+    /// Report why a request ended whose last output left that open: at a stop string, or for the engine's own reason. Call this
     /// while [`Self::drain_outputs`] passes on that output; afterwards the router has forgotten which engine had the
     /// request.
     pub fn settle_end(&self, key: RequestKey, found_stop: bool) {

@@ -10,8 +10,8 @@ use proptest::{collection::vec, option, prelude::*};
 use scheduler::{
     AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, GrammarKind, GrammarSpec, HistogramSnapshot,
     MAX_WEIGHT, MetricsSnapshot, MultimodalSpan, NewRequest, Payer, PredictedDrafts, PromptLogprobs,
-    PromptTokens, RequestError, RequestKey, RequestLimits, SamplingExtras, SamplingParams, ThinkingGate,
-    TokenList, TokenLogprobs,
+    PromptTokens, RepetitionDetection, RequestError, RequestKey, RequestLimits, SamplingExtras,
+    SamplingParams, ThinkingGate, TokenList, TokenLogprobs,
     sampling_params::{NUM_FLOATS, NUM_INTS},
 };
 
@@ -39,6 +39,11 @@ fn extras() -> impl Strategy<Value = SamplingExtras> {
     )
 }
 
+fn repetition_detection() -> impl Strategy<Value = RepetitionDetection> {
+    (1..1000u32, 0..25u32, 2..=u32::MAX)
+        .prop_map(|(min, more, count)| RepetitionDetection::new(min, min + more, count).expect("in range"))
+}
+
 fn sampling_params() -> impl Strategy<Value = SamplingParams> {
     let numbers = (
         any::<[u8; NUM_FLOATS]>().prop_map(|floats| floats.map(|value| 1e7 * f32::from(value) - 1e9)),
@@ -46,13 +51,15 @@ fn sampling_params() -> impl Strategy<Value = SamplingParams> {
     );
     let ids = (any::<u32>(), any::<u32>(), option::of(any::<i32>()), vec(any::<i32>(), 0..5));
     let extras = option::of(extras().prop_map(Arc::new));
-    (numbers, ids, extras).prop_map(|((floats, ints), ids, extras)| {
+    let repetition = option::of(repetition_detection());
+    (numbers, ids, extras, repetition).prop_map(|((floats, ints), ids, extras, repetition_detection)| {
         let (max_tokens, min_tokens, eos_token_id, stop_token_ids) = ids;
         let mut params = SamplingParams {
             max_tokens,
             min_tokens,
             eos_token_id,
             stop_token_ids: stop_token_ids.into(),
+            repetition_detection,
             extras,
             ..SamplingParams::default()
         };

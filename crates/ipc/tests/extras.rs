@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use ipc::{ClientMessage, DecodeError, HEADER_BYTES};
-use scheduler::{NewRequest, PromptTokens, RequestKey, SamplingExtras, SamplingParams, TokenList};
+use scheduler::{
+    NewRequest, PromptTokens, RepetitionDetection, RequestKey, SamplingExtras, SamplingParams, TokenList,
+};
 
 fn frame(message: &ClientMessage) -> Vec<u8> {
     let mut frame = Vec::new();
@@ -29,6 +31,27 @@ fn extras_are_sent_once_for_all_samples() {
     assert!(
         decoded.iter().all(|request| Arc::ptr_eq(first, request.params.extras.as_ref().expect("extras")))
     );
+}
+
+#[test]
+fn repetitions_that_no_request_may_look_for_are_refused() {
+    let wanted = RepetitionDetection::new(0x0304, 0x0305, 0x0506).expect("in range");
+    let params = SamplingParams { repetition_detection: Some(wanted), ..SamplingParams::default() };
+    let request = NewRequest::new(RequestKey(1), "a", vec![1], params);
+    let good = frame(&ClientMessage::AddRequests(vec![request]));
+    let start = good.windows(4).position(|window| window == 0x0304u32.to_le_bytes()).expect("the numbers");
+    for (numbers, expected) in [
+        ([0, 4, 2], "got min_pattern_size 0 and max_pattern_size 4"),
+        ([5, 4, 2], "got min_pattern_size 5"),
+        ([1, 1025, 2], "of 1 to 1024 tokens"),
+        ([1, u32::MAX, u32::MAX], "max_pattern_size 4294967295"),
+        ([1, 4, 1], "min_count of repetition_detection must be at least 2, got 1"),
+    ] {
+        let mut bad = good.clone();
+        bad[start..start + 12].copy_from_slice(&numbers.map(u32::to_le_bytes).concat());
+        let error = ClientMessage::decode(bad[4], &bad[HEADER_BYTES..], 1).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 /// What a front end cannot make, a frame can hold.

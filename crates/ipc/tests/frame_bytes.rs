@@ -7,8 +7,8 @@ use ipc::{
 };
 use scheduler::{
     AddRequestError, EngineCoreOutput, FinishReason, NewRequest, Payer, PredictedDrafts, PromptLogprobs,
-    PromptTokens, RequestError, RequestKey, RequestLimits, SamplingExtras, SamplingParams, TokenList,
-    TokenLogprobs,
+    PromptTokens, RepetitionDetection, RequestError, RequestKey, RequestLimits, SamplingExtras,
+    SamplingParams, TokenList, TokenLogprobs,
 };
 
 const CLIENT: u32 = 0x00ab_cdef;
@@ -58,6 +58,7 @@ fn the_bytes_of_a_clients_frames_are_these() {
         params: SamplingParams {
             eos_token_id: Some(2),
             stop_token_ids: [5].into(),
+            repetition_detection: Some(RepetitionDetection::new(4, 20, 3).expect("in range")),
             extras: Some(Arc::new(extras)),
             ..SamplingParams::default()
         },
@@ -75,9 +76,9 @@ fn the_bytes_of_a_clients_frames_are_these() {
         ),
         (
             ClientMessage::AddRequests(vec![request]),
-            "09010000 02 01000000 3807 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
+            "15010000 02 01000000 380f 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
              0000803f 0000803f 00000000 00000000 00000000 00000000 0000803f 0000803f 0000000000000000 0000000000000000 ffffffffffffffff ffffffffffffffff \
-             0000000000000000 0000000000000000 02000000 0900000000000000 \
+             0000000000000000 0000000000000000 02000000 04000000 14000000 03000000 0900000000000000 \
              0605000000000000 0700000000000000 03000000 \
              01000000 07000000 0000003f 01000000 09000000 01000000 02000000 03000000 04000000 01000000 08000000 \
              01 03000000 01 01000000 02000000 06000000 ffffffff 01 02000000 7b7d \

@@ -6,7 +6,9 @@ use std::{collections::HashSet, sync::atomic::Ordering, time::Duration};
 
 use common::{Engine, collect, config, finish_of, params, pause, request, tokens_of, wait_until};
 use ipc::{ClientError, ClientOptions, ClientOutput, Endpoint, EngineClient, Listener, Secret};
-use scheduler::{AddRequestError, FinishReason, NewRequest, RequestError, SchedulerConfig};
+use scheduler::{
+    AddRequestError, FinishReason, NewRequest, RepetitionDetection, RequestError, SchedulerConfig,
+};
 
 #[test]
 fn a_request_streams_and_ends() {
@@ -60,8 +62,7 @@ fn a_client_says_why_a_request_with_stop_strings_ended_at_its_length() {
         client.add_requests(std::slice::from_ref(&request)).expect("taken");
         let outputs = collect(client, 1);
         assert_eq!(finish_of(&outputs, request.key), Some(FinishReason::Length));
-        let is_unsettled =
-            |output: &ClientOutput| matches!(output, ClientOutput::Output(output) if output.is_unsettled());
+        let is_unsettled = |output: &ClientOutput| matches!(output, ClientOutput::Output(output) if output.unsettled_reason().is_some());
         assert_eq!(outputs.iter().filter(|output| is_unsettled(output)).count(), 1);
         request.key
     };
@@ -80,6 +81,35 @@ fn a_client_says_why_a_request_with_stop_strings_ended_at_its_length() {
         "it is still connected"
     );
     assert_eq!(ends(), (3, 1, 2), "once is enough");
+}
+
+#[test]
+fn an_end_by_repetition_is_counted_as_what_its_client_finds() {
+    let engine = Engine::start();
+    let ends = || {
+        let stats = engine.handle.stats();
+        (stats.num_finished_stop, stats.num_finished_length, stats.num_finished_repetition)
+    };
+    let (client, other) = (engine.client(), engine.client());
+    let run = |client: &EngineClient, has_stop_strings: bool| {
+        let mut request = NewRequest { has_stop_strings, ..request(client, "a", 8, 100) };
+        request.params.repetition_detection = RepetitionDetection::new(1, 4, 5).ok();
+        client.add_requests(std::slice::from_ref(&request)).expect("taken");
+        let outputs = collect(client, 1);
+        assert_eq!(finish_of(&outputs, request.key), Some(FinishReason::Repetition));
+        assert_eq!(tokens_of(&outputs, request.key), [7; 5]);
+        request.key
+    };
+    run(&client, false);
+    assert_eq!(ends(), (0, 0, 1), "no client looks for a stop string");
+    let (first, second) = (run(&client, true), run(&client, true));
+    run(&other, true);
+    assert_eq!(ends(), (0, 0, 1), "no client has said why");
+    client.settle_end(first, true);
+    client.settle_end(second, false);
+    wait_until("both are settled", || ends() == (1, 0, 2));
+    drop(other);
+    wait_until("who has gone says nothing more", || ends() == (1, 0, 3));
 }
 
 #[test]

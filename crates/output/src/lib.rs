@@ -33,7 +33,8 @@ pub use error::OutputError;
 pub use event_template::EventTemplate;
 pub use logprobs::{CandidateLogprob, PositionLogprobs};
 pub use output_processor::{
-    News, OutputOptions, OutputProcessor, RequestDelta, RequestFailure, StopReason, Verdict,
+    News, OutputOptions, OutputProcessor, REPETITION_DETECTED, RequestDelta, RequestFailure, StopReason,
+    Verdict,
 };
 pub use stop_checker::{MAX_STOP_BYTES, StopChecker, StopStrings};
 pub use tokenizer::{MAX_TOKEN_ID, MAX_TOKENIZER_BYTES, Tokenizer};

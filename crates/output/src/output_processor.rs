@@ -79,7 +79,12 @@ pub enum StopReason {
     Token(i32),
     /// A stop string.
     Text(String),
+    /// The output repeated itself.
+    Repetition,
 }
+
+/// The stop reason of an output that repeated itself, where others have a stop string or token.
+pub const REPETITION_DETECTED: &str = "repetition_detected";
 
 /// Why a request failed outside the scheduler: it never had the request, or cannot end it any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -140,8 +145,8 @@ pub enum Verdict {
     Settle {
         /// The request's key.
         key: RequestKey,
-        /// Whether it ended at a stop string or at its one call; else it reached its length limit.
-        found_stop: bool,
+        /// `Stop`: at a stop string or at its one call; else the engine's own reason holds.
+        reason: FinishReason,
     },
 }
 
@@ -281,8 +286,11 @@ impl OutputProcessor {
     /// Process one record. The engine must get the result.
     pub fn process(&mut self, record: &EngineCoreOutput) -> Option<Verdict> {
         let was_stopped = record.finish_reason.is_some() && self.stopped.remove(&record.key);
-        let settle =
-            |found_stop| record.is_unsettled().then_some(Verdict::Settle { key: record.key, found_stop });
+        let settle = |found_stop| {
+            let own = record.unsettled_reason()?;
+            let reason = if found_stop { FinishReason::Stop } else { own };
+            Some(Verdict::Settle { key: record.key, reason })
+        };
         let request =
             self.requests.get_mut(&record.key).filter(|request| request.delta.finish_reason.is_none());
         let Some(request) = request else {
@@ -489,7 +497,7 @@ impl TrackedRequest {
         let has_called =
             self.call_finder.as_mut().is_some_and(|finder| finder.read(&delta.new_text[num_bytes_before..]));
         // An end for another reason, such as an error, stays what it is.
-        let may_end = record.finish_reason.is_none_or(|reason| reason == FinishReason::Length);
+        let may_end = record.finish_reason.is_none_or(FinishReason::may_be_a_stop);
         if found.is_none() && has_called && is_armed && may_end {
             delta.finish_reason = Some(FinishReason::Stop);
             return true;
@@ -502,9 +510,11 @@ impl TrackedRequest {
         }
         delta.finish_reason = record.finish_reason;
         delta.error = record.error;
-        if record.finish_reason.is_some() && record.stop_reason >= 0 {
-            delta.stop_reason = Some(StopReason::Token(record.stop_reason));
-        }
+        delta.stop_reason = match record.finish_reason {
+            Some(FinishReason::Repetition) => Some(StopReason::Repetition),
+            Some(_) if record.stop_reason >= 0 => Some(StopReason::Token(record.stop_reason)),
+            _ => None,
+        };
         false
     }
 

@@ -54,16 +54,27 @@ fn only(mut deltas: Vec<RequestDelta>) -> RequestDelta {
     deltas.remove(0)
 }
 
-/// The last record of a request with stop strings that has come to its length.
-fn unsettled(key: u64, new_token_id: u32) -> EngineCoreOutput {
-    let record = EngineCoreOutput { stop_reason: -2, ..last(key, new_token_id, FinishReason::Length) };
-    assert!(record.is_unsettled());
+/// The last record of a request with stop strings that has come to its length, or repeated itself.
+fn unsettled(key: u64, new_token_id: u32, reason: FinishReason) -> EngineCoreOutput {
+    let record = EngineCoreOutput { stop_reason: -2, ..last(key, new_token_id, reason) };
+    assert_eq!(record.unsettled_reason(), Some(reason));
     record
 }
 
 #[test]
 fn the_engine_is_told_why_a_request_with_stop_strings_ended_at_its_length() {
-    let verdict = |found_stop| Some(Verdict::Settle { key: RequestKey(1), found_stop });
+    for own in [FinishReason::Length, FinishReason::Repetition] {
+        the_engine_is_told_why_it_ended(own);
+    }
+}
+
+fn the_engine_is_told_why_it_ended(own: FinishReason) {
+    let own_stop = (own == FinishReason::Repetition).then_some(StopReason::Repetition);
+    let verdict = |found_stop| {
+        let reason = if found_stop { FinishReason::Stop } else { own };
+        Some(Verdict::Settle { key: RequestKey(1), reason })
+    };
+    let unsettled = |key, new_token_id| unsettled(key, new_token_id, own);
     let ids = |tokenizer: &Tokenizer| ["a", "é"].map(|text| id(tokenizer, text));
 
     let (tokenizer, mut processor) = one_request(stop(&["aé"]));
@@ -77,7 +88,7 @@ fn the_engine_is_told_why_a_request_with_stop_strings_ended_at_its_length() {
     let (_, mut processor) = one_request(stop(&["aé"]));
     assert_eq!(processor.process(&unsettled(1, a)), verdict(false), "not found");
     let delta = only(processor.take().deltas);
-    assert_eq!((delta.finish_reason, delta.stop_reason), (Some(FinishReason::Length), None));
+    assert_eq!((delta.finish_reason, delta.stop_reason), (Some(own), own_stop));
 
     let (_, mut processor) = one_request(stop(&["a"]));
     assert_eq!(processor.process(&token(1, a)), Some(Verdict::Stop(RequestKey(1))));
@@ -145,6 +156,19 @@ fn the_stop_token_is_a_token_but_not_text() {
         assert_eq!((delta.new_text.as_str(), &delta.new_token_ids[..]), (text, &[a as i32, e as i32][..]));
         assert_eq!(delta.stop_reason, Some(StopReason::Token(e as i32)));
     }
+}
+
+#[test]
+fn the_token_that_completes_a_repetition_is_text() {
+    let (tokenizer, mut processor) = one_request(OutputOptions::default());
+    let a = id(&tokenizer, "a");
+    processor.process(&token(1, a));
+    assert_eq!(processor.process(&last(1, a, FinishReason::Repetition)), None);
+    let delta = only(processor.take().deltas);
+    assert_eq!((delta.new_text.as_str(), &delta.new_token_ids[..]), ("aa", &[a as i32; 2][..]));
+    let reason = (delta.finish_reason, delta.stop_reason);
+    assert_eq!(reason, (Some(FinishReason::Repetition), Some(StopReason::Repetition)));
+    assert!(processor.is_empty());
 }
 
 #[test]

@@ -268,6 +268,12 @@ fn one_call_ends_no_request_before_its_least_tokens_nor_in_place_of_another_end(
 
     let (mut processor, ids) = with_one_call(OutputOptions::default());
     assert_eq!(num_until_stop(&mut processor, &ids[..2]), None);
+    processor.process(&record(ids[2], Some(FinishReason::Repetition)));
+    let [end] = &processor.take().deltas[..] else { panic!("one delta") };
+    assert_eq!((end.finish_reason, &end.stop_reason), (Some(FinishReason::Stop), &None));
+
+    let (mut processor, ids) = with_one_call(OutputOptions::default());
+    assert_eq!(num_until_stop(&mut processor, &ids[..2]), None);
     processor.process(&record(-1, Some(FinishReason::Error)));
     let [end] = &processor.take().deltas[..] else { panic!("one delta") };
     assert_eq!(end.finish_reason, Some(FinishReason::Error));

@@ -10,8 +10,8 @@ use std::{
 };
 
 use ::scheduler::{
-    EngineCoreOutput, EngineHandle as SharedHandle, ExtraKeys, PromptLogprobs, RequestKey, TokenLogprobs,
-    egress::Consumer,
+    EngineCoreOutput, EngineHandle as SharedHandle, ExtraKeys, FinishReason, PromptLogprobs, RequestKey,
+    TokenLogprobs, egress::Consumer,
 };
 use ipc::Notifier;
 use pyo3::{
@@ -83,9 +83,9 @@ impl EngineHandle {
         self.inner.stop_key(key);
     }
 
-    /// A request has ended by a stop string, or by its length after all.
-    pub(crate) fn settle_end(&self, found_stop: bool) {
-        self.inner.settle_end(found_stop);
+    /// Why a request has ended whose end was open: by a stop string, or for the engine's own reason.
+    pub(crate) fn settle_end(&self, reason: FinishReason) {
+        self.inner.settle_end(reason);
     }
 
     /// Make the eventfd readable, once per drain. Called by the scheduler's thread after it published.

@@ -24,7 +24,7 @@ use crate::{
         Metrics, MetricsSnapshot,
         stats::{Counters, SchedulerStats},
     },
-    output::{RequestError, RequestKey},
+    output::{FinishReason, RequestError, RequestKey},
     request::{
         NewRequest,
         limits::{AddRequestError, RequestLimits},
@@ -280,11 +280,11 @@ impl EngineHandle {
         self.wake();
     }
 
-    /// Report why a request ended whose last output [left that open](crate::EngineCoreOutput::is_unsettled): at a stop
-    /// string that the front end found in the last text, or at its length limit. Call this once for each such end;
-    /// until then, no reason is counted for it.
-    pub fn settle_end(&self, found_stop: bool) {
-        self.shared.metrics.settle_end(found_stop);
+    /// Report why a request ended whose last output [left that open](crate::EngineCoreOutput::unsettled_reason): `Stop`
+    /// if the front end found a stop string in the last text, else the reason of that output. Call this once for each
+    /// such end; until then, no reason is counted for it.
+    pub fn settle_end(&self, reason: FinishReason) {
+        self.shared.metrics.settle_end(reason);
     }
 
     /// Wake the thread in `wait_for_work`, or let its next call return at once.

@@ -28,13 +28,14 @@
 //! | `requests.rs`, `requests/rows.rs` | all requests by slot, id and key; the worker's rows |
 //! | `request.rs`; in `request/`: | a request; |
 //! | `limits.rs`, `forced.rs`, `sample_group.rs` | what it must keep to; its tokens that no step gave; its samples, counted together |
+//! | `repetition.rs` | whether its output repeats itself |
 //! | `payer.rs`, `standing.rs` | under FAIR: who is charged, and where it stands |
 //! | `request_queue.rs`; in it `fair.rs`, `fair_clock.rs` | who waits; who waits under FAIR, whose turn it is |
 //! | `steps.rs`, `step.rs`, `step_buffers.rs` | the buffer sets and the steps in flight; the plan of one and its arrays |
 //! | `step/rows.rs`, `step/token_rows.rs` | what a step gave |
 //! | `logprobs.rs`, `logprobs/prompt.rs` | log-probabilities of tokens that were drawn; of prompts |
 //! | `kv_cache_manager.rs`; in it `extra_keys.rs` | a request's blocks; what their content depends on but tokens |
-//! | `sampling_params.rs`; in it `extras.rs` | the tables of sampling parameters: numbers; lists |
+//! | `sampling_params.rs`; in it `extras.rs`, `repetition_detection.rs` | the tables of sampling parameters: numbers; lists; which repetitions end an output |
 //! | `grammar.rs` | what a request asks of its grammar, as plain data |
 //! | `config.rs`, `output.rs` | the numbers that fix a scheduler; what leaves it |
 //! | `handle.rs`, `handle/inbox.rs` | what other threads touch, and how they hand in |
@@ -90,6 +91,9 @@ pub use sampling_params::SamplingParams;
 pub use sampling_params::extras::{
     Attachment, ListKind, MAX_SAMPLING_EXTRAS_BYTES, MAX_WORD_TOKENS, NUM_LISTS, PromptTokens,
     SAMPLING_LISTS, SamplingExtras, SamplingExtrasError, SamplingList, TokenList,
+};
+pub use sampling_params::repetition_detection::{
+    MAX_PATTERN_SIZE, RepetitionDetection, RepetitionDetectionError,
 };
 pub use scheduler::{
     BlockMap, COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, MAX_EVENTS, NOTHING_LEFT, REFUSED_BY_PROCESSOR,

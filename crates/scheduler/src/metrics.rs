@@ -150,9 +150,10 @@ pub(crate) struct Metrics {
     // Requests that were refused; written by the threads that submit them.
     rejected_for_requests: AtomicU64,
     rejected_for_tokens: AtomicU64,
-    // Requests with stop strings that reached their length limit, by what their front ends reported afterwards.
+    // Requests with stop strings whose end was open, by what their front ends reported afterwards.
     settled_as_stop: AtomicU64,
     settled_as_length: AtomicU64,
+    settled_as_repetition: AtomicU64,
 }
 
 /// All metrics, at about one moment.
@@ -172,12 +173,17 @@ impl Metrics {
             rejected_for_tokens: AtomicU64::new(0),
             settled_as_stop: AtomicU64::new(0),
             settled_as_length: AtomicU64::new(0),
+            settled_as_repetition: AtomicU64::new(0),
         }
     }
 
-    /// Count the end of a request with stop strings that reached its length limit: at a stop string, or at the limit.
-    pub(crate) fn settle_end(&self, found_stop: bool) {
-        let number = if found_stop { &self.settled_as_stop } else { &self.settled_as_length };
+    /// Count the end of a request with stop strings that was open: at one of them, or for the engine's own reason.
+    pub(crate) fn settle_end(&self, reason: FinishReason) {
+        let number = match reason {
+            FinishReason::Length => &self.settled_as_length,
+            FinishReason::Repetition => &self.settled_as_repetition,
+            FinishReason::Stop | FinishReason::Abort | FinishReason::Error => &self.settled_as_stop,
+        };
         // Relaxed: nothing is ordered by it.
         number.fetch_add(1, Ordering::Relaxed);
     }
@@ -186,6 +192,7 @@ impl Metrics {
     pub(crate) fn add_settled(&self, stats: &mut SchedulerStats) {
         stats.num_finished_stop += self.settled_as_stop.load(Ordering::Relaxed);
         stats.num_finished_length += self.settled_as_length.load(Ordering::Relaxed);
+        stats.num_finished_repetition += self.settled_as_repetition.load(Ordering::Relaxed);
     }
 
     /// Count a request, with its samples, that was refused.

@@ -20,11 +20,17 @@ pub enum FinishReason {
     Abort,
     /// Failed; see `EngineCoreOutput::error`.
     Error,
-    /// Ended by repetition detection.
+    /// It repeated itself, as its `repetition_detection` says.
     Repetition,
 }
 
 impl FinishReason {
+    /// Whether a front end that looks for stop strings may find one in the text of such an end.
+    #[must_use]
+    pub fn may_be_a_stop(self) -> bool {
+        matches!(self, Self::Length | Self::Repetition)
+    }
+
     /// The wire name.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -133,7 +139,7 @@ pub struct EngineCoreOutput {
     pub new_token_id: i32,
     /// Set on the last record of a request.
     pub finish_reason: Option<FinishReason>,
-    /// The stop token that ended the request, or −1. See also [`Self::prompt_progress`] and [`Self::is_unsettled`].
+    /// The stop token that ended the request, or −1. See also [`Self::prompt_progress`] and [`Self::unsettled_reason`].
     pub stop_reason: i32,
     /// Prompt tokens that came from the prefix cache at first admission; on the first record of a request, else 0.
     pub num_cached_tokens: u32,
@@ -151,11 +157,13 @@ pub struct EngineCoreOutput {
 pub(crate) const UNSETTLED: i32 = -2;
 
 impl EngineCoreOutput {
-    /// Whether the front end has to report why the request ended ([`crate::EngineHandle::settle_end`]): it reached its
-    /// length limit, but it has stop strings, and only the front end knows whether the last text contains one.
+    /// Why the request ended, if that is open until the front end reports it ([`crate::EngineHandle::settle_end`]): it
+    /// reached its length limit or repeated itself, but it has stop strings, and only the front end knows whether the
+    /// last text contains one.
     #[must_use]
-    pub fn is_unsettled(&self) -> bool {
-        self.finish_reason == Some(FinishReason::Length) && self.stop_reason == UNSETTLED
+    pub fn unsettled_reason(&self) -> Option<FinishReason> {
+        let is_open = |reason: &FinishReason| reason.may_be_a_stop() && self.stop_reason == UNSETTLED;
+        self.finish_reason.filter(is_open)
     }
 
     /// Make a record that has neither token nor end, but reports how many tokens of the prompt are computed; the number

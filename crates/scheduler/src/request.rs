@@ -6,6 +6,7 @@
 pub(crate) mod forced;
 pub(crate) mod limits;
 pub(crate) mod payer;
+pub(crate) mod repetition;
 pub(crate) mod sample_group;
 pub(crate) mod standing;
 
@@ -18,7 +19,10 @@ use crate::{
     grammar::{GrammarSpec, GrammarWork},
     kv_cache_manager::extra_keys::ExtraKeys,
     output::{PredictedDrafts, RequestKey},
-    request::{forced::ForcedTokens, payer::Payer, sample_group::SampleGroup, standing::Standing},
+    request::{
+        forced::ForcedTokens, payer::Payer, repetition::RepetitionFinder, sample_group::SampleGroup,
+        standing::Standing,
+    },
     sampling_params::SamplingParams,
     scheduler::beam_search::Seat,
 };
@@ -47,6 +51,8 @@ pub enum RequestStatus {
     FinishedStopped,
     /// Out of room or of `max_tokens`.
     FinishedLengthCapped,
+    /// Repeated itself.
+    FinishedRepetition,
     /// Aborted.
     FinishedAborted,
     /// Failed.
@@ -65,6 +71,7 @@ impl RequestStatus {
             Self::Preempted => "PREEMPTED",
             Self::FinishedStopped => "FINISHED_STOPPED",
             Self::FinishedLengthCapped => "FINISHED_LENGTH_CAPPED",
+            Self::FinishedRepetition => "FINISHED_REPETITION",
             Self::FinishedAborted => "FINISHED_ABORTED",
             Self::FinishedError => "FINISHED_ERROR",
         }
@@ -99,7 +106,8 @@ pub struct NewRequest {
     pub skip_reading_prefix_cache: bool,
     /// Tell how far its prompt is, after each step that computed a piece of it.
     pub reports_prompt_progress: bool,
-    /// Its front end looks for stop strings: when it ends at its length, that calls `EngineHandle::settle_end`.
+    /// Its front end looks for stop strings: when it ends at its length, or because it repeats itself, that calls
+    /// `EngineHandle::settle_end`.
     pub has_stop_strings: bool,
     /// Its output obeys a grammar; it waits until `EngineHandle::grammar_ready`. A request with a `grammar` does
     /// anyway.
@@ -217,6 +225,8 @@ pub(crate) struct Cold {
     pub(crate) admitted_before: bool,
     /// Drafts for the next step; `UNKNOWN_TOKEN`s when the worker alone knows them.
     pub(crate) draft_token_ids: Vec<i32>,
+    /// Looks for repetitions in its output; `None`: none ends it.
+    pub(crate) repetition: Option<RepetitionFinder>,
     /// What its drafts are made of; `None`: it gets none.
     pub(crate) history: Option<Box<History>>,
     /// Where its KV is while it is swapped out, in the order of the block table.
@@ -274,7 +284,8 @@ pub(crate) struct Request {
     /// row is not a plain decode.
     pub(crate) slots_left: u16,
     pub(crate) status: RequestStatus,
-    pub(crate) has_stop_token_ids: bool,
+    /// Whether more than EOS and its length may end it: stop ids, or a repetition.
+    pub(crate) has_stop_rules: bool,
     /// Whether the first token has told when it was scheduled and what was cached.
     pub(crate) is_introduced: bool,
     /// It runs in no step until it is released: what its next token may be takes long to work out.
@@ -326,7 +337,7 @@ impl Request {
             num_steps_in_flight: 0,
             slots_left: 0,
             status: if cold.uses_grammar { RequestStatus::WaitingForGrammar } else { RequestStatus::Waiting },
-            has_stop_token_ids: !cold.params.stop_token_ids.is_empty(),
+            has_stop_rules: !cold.params.stop_token_ids.is_empty() || cold.repetition.is_some(),
             is_introduced: false,
             is_held: false,
             block_table,
@@ -340,6 +351,18 @@ impl Request {
     /// Whether a token ends it, whatever its length.
     pub(crate) fn ends_with(&self, token_id: i32) -> bool {
         token_id == self.eos_token_id || self.cold.params.stop_token_ids.contains(&token_id)
+    }
+
+    /// Whether its output repeats itself at its end, so that it ends. Below `min_tokens` none does.
+    pub(crate) fn repeats_itself(&mut self) -> bool {
+        if self.cold.repetition.is_none() {
+            return false;
+        }
+        self.gather_tokens();
+        let Cold { repetition, num_prompt_tokens, params, .. } = &mut *self.cold;
+        let output = &self.token_ids[*num_prompt_tokens as usize..];
+        let repeats = repetition.as_mut().is_some_and(|finder| finder.look(output));
+        repeats && output.len() >= params.min_tokens as usize
     }
 
     /// Append a token that was sampled.
@@ -405,6 +428,7 @@ impl Request {
         self.token_ids = Vec::new();
         self.block_table = Vec::new();
         self.cold.block_hashes = Vec::new();
+        self.cold.repetition = None;
     }
 
     /// The hash chain's inputs: tokens, what else the blocks depend on, and the chain so far.

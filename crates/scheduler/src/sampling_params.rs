@@ -6,10 +6,11 @@
 //! sampler is given. `docs/adding-a-sampling-parameter.md` adds a row.
 
 pub(crate) mod extras;
+pub(crate) mod repetition_detection;
 
 use std::sync::Arc;
 
-use crate::sampling_params::extras::SamplingExtras;
+use crate::sampling_params::{extras::SamplingExtras, repetition_detection::RepetitionDetection};
 
 /// What a number is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,6 +115,8 @@ macro_rules! sampling_table {
             pub eos_token_id: Option<i32>,
             /// Further tokens that end it.
             pub stop_token_ids: Box<[i32]>,
+            /// Ends an output that repeats itself; `None`: nothing is looked for.
+            pub repetition_detection: Option<RepetitionDetection>,
             $(#[doc = $float_doc] pub $float: f32,)+
             $(#[doc = $int_doc] pub $int: i64,)+
             /// Parameters that are lists; shared by the samples of a request.
@@ -127,6 +130,7 @@ macro_rules! sampling_table {
                     min_tokens: 0,
                     eos_token_id: None,
                     stop_token_ids: Box::new([]),
+                    repetition_detection: None,
                     $($float: $float_default,)+
                     $($int: $int_default,)+
                     extras: None,
@@ -235,7 +239,8 @@ impl SamplingParams {
         (self.num_prompt_logprobs >= 0).then_some(start)
     }
 
-    /// Whether its tokens may come from elsewhere than the model: nothing is said or kept of each that is sampled.
+    /// Whether its tokens may come from elsewhere than the model: nothing is said or kept of each that is sampled, and
+    /// none but the last ends it.
     #[expect(clippy::float_cmp, reason = "a penalty that changes nothing has exactly this value")]
     pub(crate) fn takes_tokens_unseen(&self) -> bool {
         self.num_logprobs < 0
@@ -243,6 +248,7 @@ impl SamplingParams {
             && (self.presence_penalty, self.frequency_penalty) == (0.0, 0.0)
             && self.repetition_penalty == 1.0
             && self.extras.is_none()
+            && self.repetition_detection.is_none()
     }
 }
 

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 
 use common::{request, scheduler};
 use scheduler::{
-    HistogramSnapshot, MetricsSnapshot, NewRequest, STEP_PHASES, SamplingParams, Scheduler, SchedulerConfig,
-    TokenRows,
+    FinishReason, HistogramSnapshot, MetricsSnapshot, NewRequest, STEP_PHASES, SamplingParams, Scheduler,
+    SchedulerConfig, TokenRows,
 };
 
 fn counter(metrics: &MetricsSnapshot, name: &str) -> u64 {
@@ -175,7 +175,7 @@ fn what_ends_at_its_length_with_stop_strings_counts_when_it_is_settled() {
     scheduler
         .take_consumer()
         .expect("taken once")
-        .drain(|output| unsettled += u32::from(output.is_unsettled()));
+        .drain(|output| unsettled += u32::from(output.unsettled_reason().is_some()));
     assert_eq!(unsettled, 2);
     let ends = || {
         let stats = handle.stats();
@@ -185,9 +185,9 @@ fn what_ends_at_its_length_with_stop_strings_counts_when_it_is_settled() {
         (stats.num_finished, stats.num_finished_stop, stats.num_finished_length)
     };
     assert_eq!(ends(), (3, 0, 1), "the engine cannot know it of two");
-    handle.settle_end(true);
+    handle.settle_end(FinishReason::Stop);
     assert_eq!(ends(), (3, 1, 1));
-    handle.settle_end(false);
+    handle.settle_end(FinishReason::Length);
     assert_eq!(ends(), (3, 1, 2));
     assert_eq!(
         totals(&handle.metrics(), "request_generation_tokens"),

@@ -41,6 +41,7 @@ from rustvllm._core._output import OutputProcessor as OutputProcessor
 from rustvllm._core._output import RequestDelta as RequestDelta
 from rustvllm._core._output import StopStrings as StopStrings
 from rustvllm._core._query import EngineQuery as EngineQuery
+from rustvllm._core._sampling import MAX_PATTERN_SIZE as MAX_PATTERN_SIZE
 from rustvllm._core._sampling import SAMPLING_FLOAT_COLUMNS as SAMPLING_FLOAT_COLUMNS
 from rustvllm._core._sampling import SAMPLING_INT_COLUMNS as SAMPLING_INT_COLUMNS
 from rustvllm._core._sampling import SAMPLING_LISTS as SAMPLING_LISTS
@@ -73,6 +74,7 @@ from rustvllm._core._turn import (
 )
 
 __all__ = [
+    "MAX_PATTERN_SIZE",
     "SAMPLING_FLOAT_COLUMNS",
     "SAMPLING_INT_COLUMNS",
     "SAMPLING_LISTS",

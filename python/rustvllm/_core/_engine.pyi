@@ -25,6 +25,7 @@ class _TakesRequests:
         min_tokens: int = 0,
         eos_token_id: int | None = None,
         stop_token_ids: Sequence[int] = ...,
+        repetition_detection: tuple[int, int, int] | None = None,
         sampling_extras: SamplingExtras | None = None,
         priority: int = 0,
         payer: tuple[int, int, int] | None = None,
@@ -44,7 +45,8 @@ class _TakesRequests:
     ) -> None:
         """Hand a request and its samples to an engine; the key comes from ``new_key``.
 
-        ``eos_token_id=None`` means ignore EOS; ``max_tokens=0`` ends with the prefill. ``multimodal`` is (offset,
+        ``eos_token_id=None`` means ignore EOS; ``max_tokens=0`` ends with the prefill. ``repetition_detection`` is
+        (fewest tokens of a pattern, most of them, how often it must come). ``multimodal`` is (offset,
         length, digest) of each span of placeholder tokens. ``prediction`` is what the answer is expected to be:
         drafts where it follows that. ``fork_from`` is the key of a live request whose tokens begin with this prompt and
         whose KV is shared. ``samples`` are (key, id, seed) of further requests that fork

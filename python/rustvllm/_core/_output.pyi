@@ -23,6 +23,7 @@ class RequestDelta:
     """Calls of tools in an answer whose events were rendered by a ``turn_reading``, with its end; else 0."""
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None
     stop_reason: int | str | None
+    """The stop token, the stop string, or ``repetition_detected``."""
     error: str | None
     error_kind: (
         Literal["invalid", "refused", "queue_full", "queue_timeout", "grammars_full", "engine_dead", "failed"] | None

@@ -12,6 +12,8 @@ SAMPLING_NUMBERS: tuple[dict[str, Any], ...]
 """The table of sampling parameters; ``rustvllm.sampling_table`` says what a row has."""
 SAMPLING_LISTS: tuple[dict[str, Any], ...]
 """Likewise of those that are lists."""
+MAX_PATTERN_SIZE: int
+"""Most tokens of a pattern of ``repetition_detection``."""
 SAMPLING_FLOAT_COLUMNS: tuple[str, ...]
 """Names of the columns of ``sampling_float``: the floats of the table."""
 SAMPLING_INT_COLUMNS: tuple[str, ...]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use scheduler::{
     ExtraKeys, ListKind, MAX_WEIGHT, MAX_WORD_TOKENS, MultimodalSpan, NUM_LISTS, NewRequest, Payer,
-    PromptTokens, RequestKey, SAMPLING_LISTS, SamplingExtras, SamplingParams, TokenList,
+    PromptTokens, RepetitionDetection, RequestKey, SAMPLING_LISTS, SamplingExtras, SamplingParams, TokenList,
     sampling_params::{NUM_FLOATS, NUM_INTS},
 };
 
@@ -29,8 +29,9 @@ const HAS_STOP_STRINGS: u16 = 1 << 8;
 /// The request names the bucket that it is charged to; without this flag it is charged to the default one.
 const HAS_PAYER: u16 = 1 << 9;
 const HAS_PREDICTION: u16 = 1 << 10;
+const DETECTS_REPETITION: u16 = 1 << 11;
 /// The highest flag; higher bits are invalid.
-const LAST_FLAG: u16 = HAS_PREDICTION;
+const LAST_FLAG: u16 = DETECTS_REPETITION;
 
 /// Fewest bytes of a request.
 const LEAST_BYTES: usize = 38 + 4 * NUM_FLOATS + 8 * NUM_INTS;
@@ -75,6 +76,7 @@ fn encode_one(
         (HAS_STOP_STRINGS, request.has_stop_strings),
         (HAS_PAYER, request.payer != Payer::default()),
         (HAS_PREDICTION, request.prediction.is_some() && !is_same),
+        (DETECTS_REPETITION, params.repetition_detection.is_some()),
     ];
     body.u16(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
     body.u64(rename(request.key).0);
@@ -92,6 +94,11 @@ fn encode_one(
     }
     if let Some(eos_token_id) = params.eos_token_id {
         body.i32(eos_token_id);
+    }
+    if let Some(wanted) = params.repetition_detection {
+        body.u32(wanted.min_pattern_size());
+        body.u32(wanted.max_pattern_size());
+        body.u32(wanted.min_count());
     }
     if let Some(parent) = request.fork_from {
         body.u64(rename(parent).0);
@@ -251,6 +258,9 @@ fn decode_one(body: &mut Reader<'_>, previous: Option<&NewRequest>) -> Result<Ne
     params.set_numbers(floats, ints);
     if has(HAS_EOS) {
         params.eos_token_id = Some(body.i32()?);
+    }
+    if has(DETECTS_REPETITION) {
+        params.repetition_detection = Some(RepetitionDetection::new(body.u32()?, body.u32()?, body.u32()?)?);
     }
     let fork_from = if has(HAS_FORK) { Some(RequestKey(body.u64()?)) } else { None };
     let payer = if has(HAS_PAYER) { decode_payer(body)? } else { Payer::default() };

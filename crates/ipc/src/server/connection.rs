@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, sync::atomic::Ordering, time::Duration};
 
-use scheduler::{NewRequest, RequestKey};
+use scheduler::{FinishReason, NewRequest, RequestKey};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::{
@@ -129,8 +129,8 @@ async fn listen<R: AsyncRead + Unpin>(
             }
             ClientMessage::Settle { key, found_stop } => {
                 own(client, key)?;
-                if client.settle(key) {
-                    io.handle.settle_end(found_stop);
+                if let Some(reason) = client.settle(key) {
+                    io.handle.settle_end(if found_stop { FinishReason::Stop } else { reason });
                 }
             }
             ClientMessage::GrammarReady(key) => {
@@ -227,9 +227,9 @@ impl Drop for Registered<'_> {
         for key in self.client.take_live() {
             self.io.handle.abort_key(key);
         }
-        for _ in self.client.take_unsettled() {
+        for reason in self.client.take_unsettled() {
             // Keep the engine's own reason: no client will report another.
-            self.io.handle.settle_end(false);
+            self.io.handle.settle_end(reason);
         }
     }
 }

@@ -176,14 +176,14 @@ impl EngineIo {
                 if client.push(&output) {
                     news.push(client);
                 }
-                if output.is_unsettled() {
-                    client.await_settlement(output.key, &self.handle);
+                if let Some(reason) = output.unsettled_reason() {
+                    client.await_settlement(output.key, reason, &self.handle);
                 }
                 last = Some(client);
             } else {
                 num_dropped += 1;
-                if output.is_unsettled() {
-                    self.handle.settle_end(false);
+                if let Some(reason) = output.unsettled_reason() {
+                    self.handle.settle_end(reason);
                 }
             }
         });

@@ -2,10 +2,10 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashSet,
+    collections::{HashMap, HashSet},
 };
 
-use scheduler::{EngineCoreOutput, EngineHandle, PromptLogprobs, RequestKey, TokenLogprobs};
+use scheduler::{EngineCoreOutput, EngineHandle, FinishReason, PromptLogprobs, RequestKey, TokenLogprobs};
 
 use crate::{
     codec,
@@ -25,8 +25,8 @@ pub(crate) struct ServedClient {
     pub(crate) outbox: Outbox,
     /// Requests that the engine has accepted and not finished.
     live: RefCell<HashSet<RequestKey>>,
-    /// Ended requests for which the client has yet to report why they ended.
-    unsettled: RefCell<HashSet<RequestKey>>,
+    /// Ended requests for which the client has yet to report why they ended, with the engine's own reasons.
+    unsettled: RefCell<HashMap<RequestKey, FinishReason>>,
     /// Start and time of the frame of outputs that is being written.
     open_frame: Cell<Option<(usize, u64)>>,
     /// Number of the last failed step that was reported to the client.
@@ -60,24 +60,25 @@ impl ServedClient {
         self.live.take()
     }
 
-    /// Expect the client to report why a request ended. If it owes too many such reports, do not wait for this one.
-    pub(crate) fn await_settlement(&self, key: RequestKey, handle: &EngineHandle) {
+    /// Expect the client to report why a request ended that ended for `reason` unless the client knows better. If it
+    /// owes too many such reports, do not wait for this one.
+    pub(crate) fn await_settlement(&self, key: RequestKey, reason: FinishReason, handle: &EngineHandle) {
         let mut unsettled = self.unsettled.borrow_mut();
         if unsettled.len() < MAX_UNSETTLED {
-            unsettled.insert(key);
+            unsettled.insert(key, reason);
         } else {
-            handle.settle_end(false);
+            handle.settle_end(reason);
         }
     }
 
-    /// Note the client's report of why a request ended; `false` if none was expected.
-    pub(crate) fn settle(&self, key: RequestKey) -> bool {
+    /// Note that the client has reported on a request. Returns the engine's own reason; `None` if no report was expected.
+    pub(crate) fn settle(&self, key: RequestKey) -> Option<FinishReason> {
         self.unsettled.borrow_mut().remove(&key)
     }
 
-    /// Take all ends that the client has not reported on, because it is gone.
-    pub(crate) fn take_unsettled(&self) -> HashSet<RequestKey> {
-        self.unsettled.take()
+    /// Take the engine's own reasons for all ends that the client has not reported on, because it is gone.
+    pub(crate) fn take_unsettled(&self) -> impl Iterator<Item = FinishReason> {
+        self.unsettled.take().into_values()
     }
 
     /// Report why a step failed, once, before the outputs of that step.

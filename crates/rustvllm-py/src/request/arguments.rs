@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use ::scheduler::{
-    ExtraKeys, GrammarSpec, MAX_WEIGHT, MultimodalSpan, NewRequest, Payer, RequestKey, SamplingExtras,
-    SamplingParams, monotonic_ns, sampling_params::NumberMut,
+    ExtraKeys, GrammarSpec, MAX_WEIGHT, MultimodalSpan, NewRequest, Payer, RepetitionDetection, RequestKey,
+    SamplingExtras, SamplingParams, monotonic_ns, sampling_params::NumberMut,
 };
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
@@ -90,6 +90,12 @@ impl RequestArguments {
                 let mut ids = Vec::new();
                 extract(name, value, &mut ids)?;
                 params.stop_token_ids = ids.into();
+                Ok(())
+            }
+            "repetition_detection" => {
+                let mut numbers: Option<(u32, u32, u32)> = None;
+                extract(name, value, &mut numbers)?;
+                params.repetition_detection = numbers.map(repetition_detection).transpose()?;
                 Ok(())
             }
             "sampling_extras" => {
@@ -177,6 +183,11 @@ impl RequestArguments {
         requests.insert(0, request);
         requests
     }
+}
+
+fn repetition_detection((min_size, max_size, count): (u32, u32, u32)) -> PyResult<RepetitionDetection> {
+    RepetitionDetection::new(min_size, max_size, count)
+        .map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 fn payer((tenant, user, weight): (u64, u64, u32)) -> PyResult<Payer> {

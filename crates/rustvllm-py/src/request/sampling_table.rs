@@ -1,7 +1,7 @@
 //! The tables of sampling parameters, numbers and lists, as plain data of Python's, and the columns that follow.
 
 use ::scheduler::{
-    SAMPLING_LISTS, SamplingList,
+    MAX_PATTERN_SIZE, SAMPLING_LISTS, SamplingList,
     sampling_params::{Number, SAMPLING_NUMBERS, SamplingNumber},
     step_buffers::{SAMPLING_FLOAT_COLUMNS, SAMPLING_INT_COLUMNS},
 };
@@ -16,6 +16,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("SAMPLING_NUMBERS", PyTuple::new(py, rows)?)?;
     let rows = SAMPLING_LISTS.iter().map(|list| list_row(py, list)).collect::<PyResult<Vec<_>>>()?;
     module.add("SAMPLING_LISTS", PyTuple::new(py, rows)?)?;
+    module.add("MAX_PATTERN_SIZE", MAX_PATTERN_SIZE)?;
     module.add("SAMPLING_FLOAT_COLUMNS", PyTuple::new(py, SAMPLING_FLOAT_COLUMNS)?)?;
     module.add("SAMPLING_INT_COLUMNS", PyTuple::new(py, SAMPLING_INT_COLUMNS)?)
 }

@@ -4,8 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ::scheduler::{FinishReason, PromptLogprobs, RequestError, RequestKey};
 use output::{
-    CandidateLogprob, Delivery, DetokenizeOptions, EventTemplate, News, OutputOptions, RequestFailure,
-    StopReason, TurnEvents, Verdict,
+    CandidateLogprob, Delivery, DetokenizeOptions, EventTemplate, News, OutputOptions, REPETITION_DETECTED,
+    RequestFailure, StopReason, TurnEvents, Verdict,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -83,13 +83,14 @@ impl PyRequestDelta {
         self.inner.finish_reason.map(FinishReason::as_str)
     }
 
-    /// The stop token's id, the stop string, or None.
+    /// The stop token's id, the stop string, `repetition_detected`, or None.
     #[getter]
     fn stop_reason<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         Ok(match &self.inner.stop_reason {
             None => None,
             Some(StopReason::Token(token_id)) => Some(token_id.into_pyobject(py)?.into_any()),
             Some(StopReason::Text(text)) => Some(text.into_pyobject(py)?.into_any()),
+            Some(StopReason::Repetition) => Some(REPETITION_DETECTED.into_pyobject(py)?.into_any()),
         })
     }
 
@@ -353,7 +354,7 @@ impl PyOutputProcessor {
                     handle.drain_outputs(|emitted| match emitted {
                         Emitted::Output(record) => match processor.process(&record) {
                             Some(Verdict::Stop(key)) => stopped.push(key),
-                            Some(Verdict::Settle { found_stop, .. }) => handle.settle_end(found_stop),
+                            Some(Verdict::Settle { reason, .. }) => handle.settle_end(reason),
                             None => {}
                         },
                         Emitted::Logprobs(logprobs) => processor.add_logprobs(logprobs),

@@ -2,7 +2,7 @@
 
 use std::{net::ToSocketAddrs, os::fd::AsRawFd, path::PathBuf, time::Duration};
 
-use ::scheduler::RequestKey;
+use ::scheduler::{FinishReason, RequestKey};
 use ipc::{ClientOptions, ClientOutput, Endpoint, EndpointError, EngineRouter, Secret};
 use output::{OutputProcessor, RequestFailure, Verdict};
 use pyo3::{
@@ -55,7 +55,9 @@ impl PyEngineClient {
         self.inner.drain_outputs(|output| match output {
             ClientOutput::Output(record) => match processor.process(&record) {
                 Some(Verdict::Stop(key)) => stopped.push(key),
-                Some(Verdict::Settle { key, found_stop }) => self.inner.settle_end(key, found_stop),
+                Some(Verdict::Settle { key, reason }) => {
+                    self.inner.settle_end(key, reason == FinishReason::Stop);
+                }
                 None => {}
             },
             ClientOutput::Logprobs(logprobs) => processor.add_logprobs(logprobs),

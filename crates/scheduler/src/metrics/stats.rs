@@ -64,7 +64,7 @@ counters! {
     num_finished_abort,
     /// Requests that failed.
     num_finished_error,
-    /// Requests that repetition detection ended.
+    /// Requests that ended because they repeated themselves.
     num_finished_repetition,
     /// Waiting requests whose grammar is not compiled yet.
     num_waiting_for_grammar,

@@ -9,8 +9,8 @@ use crate::{
     handle::{Message, PromptWork, RESERVED_OUTPUT_TOKENS},
     output::{EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, RequestKey},
     request::{
-        Cold, NewRequest, Request, RequestStatus, forced::ForcedTokens, sample_group::SampleGroup,
-        standing::Standing,
+        Cold, NewRequest, Request, RequestStatus, forced::ForcedTokens, repetition::RepetitionFinder,
+        sample_group::SampleGroup, standing::Standing,
     },
 };
 
@@ -156,6 +156,7 @@ impl Scheduler {
         }
         let reserved = max_total_tokens.min(num_prompt_tokens.saturating_add(RESERVED_OUTPUT_TOKENS));
         let blocks = reserved.div_ceil(self.config.block_size) as usize;
+        let repetition = RepetitionFinder::of(&new.params, max_total_tokens - num_prompt_tokens);
         let cold = Box::new(Cold {
             request_id: new.request_id,
             params: new.params,
@@ -185,6 +186,7 @@ impl Scheduler {
             group,
             admitted_before: is_follower,
             draft_token_ids: Vec::with_capacity(self.config.num_speculative_tokens as usize),
+            repetition,
             history: work.history,
             untold: ForcedTokens::default(),
             predicted: PredictedDrafts::NONE,

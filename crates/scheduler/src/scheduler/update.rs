@@ -40,6 +40,7 @@ enum Stop {
     No,
     Token { stop_reason: i32 },
     Length,
+    Repetition,
 }
 
 impl Scheduler {
@@ -146,7 +147,7 @@ impl Scheduler {
                 || request.num_tokens + 1 >= request.max_total_tokens
                 || token_id < 0
                 || token_id == request.eos_token_id
-                || request.has_stop_token_ids
+                || request.has_stop_rules
             {
                 break;
             }
@@ -255,6 +256,10 @@ impl Scheduler {
                 self.emit(slot, token_id, Some(FinishReason::Length), -1, RequestError::None, now);
                 Some(RequestStatus::FinishedLengthCapped)
             }
+            Stop::Repetition => {
+                self.emit(slot, token_id, Some(FinishReason::Repetition), -1, RequestError::None, now);
+                Some(RequestStatus::FinishedRepetition)
+            }
         }
     }
 
@@ -357,7 +362,8 @@ impl Scheduler {
     ) {
         let request = &mut self.requests[slot as usize];
         let is_first = !std::mem::replace(&mut request.is_introduced, true);
-        let is_unsettled = finish_reason == Some(FinishReason::Length) && request.cold.has_stop_strings;
+        let may_be_a_stop = finish_reason.is_some_and(FinishReason::may_be_a_stop);
+        let is_unsettled = may_be_a_stop && request.cold.has_stop_strings;
         let record = EngineCoreOutput {
             key: request.key,
             new_token_id,
@@ -402,17 +408,20 @@ impl Scheduler {
     }
 }
 
-/// Apply the stop rules, in this order: EOS, stop token, length. The sampler masks EOS and stop tokens below
+/// Apply the stop rules, in this order: EOS, stop token, length, repetition. The sampler masks EOS and stop tokens below
 /// `min_tokens`, so one that arrives here counts.
-fn check_stop(request: &Request, token_id: i32) -> Stop {
+fn check_stop(request: &mut Request, token_id: i32) -> Stop {
     if token_id == request.eos_token_id {
         return Stop::Token { stop_reason: -1 };
     }
-    if request.has_stop_token_ids && request.cold.params.stop_token_ids.contains(&token_id) {
+    if request.has_stop_rules && request.cold.params.stop_token_ids.contains(&token_id) {
         return Stop::Token { stop_reason: token_id };
     }
     if request.num_tokens >= request.max_total_tokens {
         return Stop::Length;
+    }
+    if request.has_stop_rules && request.repeats_itself() {
+        return Stop::Repetition;
     }
     Stop::No
 }

@@ -8,7 +8,9 @@ pub mod model;
 
 use std::collections::BTreeMap;
 
-use scheduler::{NewRequest, SamplingParams, Scheduler, SchedulerConfig, StepBuffers};
+use scheduler::{
+    FinishReason, NewRequest, RepetitionDetection, SamplingParams, Scheduler, SchedulerConfig, StepBuffers,
+};
 
 /// A small, fast, good enough generator (splitmix64), so that a seed names a run for ever.
 pub struct Random(pub u64);
@@ -60,6 +62,15 @@ pub fn token_of(value: u64, seed: i64, vocabulary: u64) -> i32 {
     (mix(value ^ mix(seed as u64 ^ 0x5EED)) % vocabulary) as i32
 }
 
+/// Whether an output ends with a pattern that comes as often as it must.
+pub fn repeats_itself(output: &[i32], wanted: RepetitionDetection) -> bool {
+    let count = wanted.min_count() as usize;
+    (wanted.min_pattern_size() as usize..=wanted.max_pattern_size() as usize).any(|size| {
+        let Some(start) = output.len().checked_sub(size.saturating_mul(count)) else { return false };
+        output[start..].chunks(size).all(|piece| piece == &output[output.len() - size..])
+    })
+}
+
 /// Output of one request by the definition. `vocabulary` is the number of token ids.
 pub fn reference_tokens(
     prompt: &[i32],
@@ -67,21 +78,38 @@ pub fn reference_tokens(
     max_model_len: u32,
     vocabulary: u64,
 ) -> Vec<i32> {
+    reference_output(prompt, params, max_model_len, vocabulary).0
+}
+
+/// Output of one request by the definition, and why it ended.
+pub fn reference_output(
+    prompt: &[i32],
+    params: &SamplingParams,
+    max_model_len: u32,
+    vocabulary: u64,
+) -> (Vec<i32>, FinishReason) {
     let mut value = 0;
     for (position, &token_id) in prompt.iter().enumerate() {
         value = value_of(value, token_id, position as i32);
     }
     let mut output = Vec::new();
-    while (output.len() as u32) < params.max_tokens && ((prompt.len() + output.len()) as u32) < max_model_len
-    {
+    let has_room = |output: &[i32]| {
+        (output.len() as u32) < params.max_tokens && ((prompt.len() + output.len()) as u32) < max_model_len
+    };
+    while has_room(&output) {
         let token_id = token_of(value, params.seed, vocabulary);
         value = value_of(value, token_id, (prompt.len() + output.len()) as i32);
         output.push(token_id);
         if params.eos_token_id == Some(token_id) || params.stop_token_ids.contains(&token_id) {
-            break;
+            return (output, FinishReason::Stop);
+        }
+        let may_repeat = output.len() as u32 >= params.min_tokens && has_room(&output);
+        let wanted = params.repetition_detection.filter(|_| may_repeat);
+        if wanted.is_some_and(|wanted| repeats_itself(&output, wanted)) {
+            return (output, FinishReason::Repetition);
         }
     }
-    output
+    (output, FinishReason::Length)
 }
 
 /// A scheduler with `num_sets` buffer sets of its own memory.

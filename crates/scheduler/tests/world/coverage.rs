@@ -27,6 +27,7 @@ pub(crate) struct Coverage {
     pub(crate) withheld: u64,
     pub(crate) forced: u64,
     pub(crate) forced_in_steps: u64,
+    pub(crate) repetitions: u64,
 }
 
 impl Coverage {
@@ -54,6 +55,7 @@ impl Coverage {
         self.withheld += other.withheld;
         self.forced += other.forced;
         self.forced_in_steps += other.forced_in_steps;
+        self.repetitions += other.repetitions;
     }
 
     /// A run that did not meet the hard cases proves nothing.
@@ -84,5 +86,6 @@ impl Coverage {
         at_least("tokens that were called off", self.withheld, 1_000);
         at_least("tokens that were forced between steps", self.forced, 1_000);
         at_least("tokens that were forced in the place of others", self.forced_in_steps, 1_000);
+        at_least("outputs that repeated themselves", self.repetitions, 1_000);
     }
 }

@@ -1,8 +1,10 @@
-//! What requests and worlds have that no draw of the operations decides: these stay the ones of their seeds.
+//! Prompts, and what requests and worlds have that no draw of the operations decides: these stay the ones of their seeds.
 
 use std::sync::Arc;
 
-use scheduler::{DrafterConfig, DraftingMethod, Payer, RequestKey, SchedulerOutput, SuffixLimits};
+use scheduler::{
+    DrafterConfig, DraftingMethod, Payer, RepetitionDetection, RequestKey, SchedulerOutput, SuffixLimits,
+};
 
 use super::World;
 use crate::common;
@@ -31,7 +33,26 @@ pub(super) fn predicted(number: u32) -> Option<Arc<[i32]>> {
     draw.is_multiple_of(3).then(|| (0..num_tokens).map(|bit| (draw >> bit & 1) as i32).collect())
 }
 
+/// Some of them end when they repeat themselves, and some of these not before a number of tokens.
+pub(super) fn repetition_of(number: u32) -> (Option<RepetitionDetection>, u32) {
+    let draw = common::mix(u64::from(number) + 2);
+    let part = |shift: u32, count: u64| (draw >> shift) as u32 % count as u32;
+    let (min_size, count) = (1 + part(8, 3), 2 + part(16, 4));
+    let wanted = RepetitionDetection::new(min_size, min_size + part(24, 4), count).expect("in range");
+    (draw.is_multiple_of(6).then_some(wanted), [0, 0, 5][part(32, 3) as usize])
+}
+
 impl World {
+    pub(super) fn random_prompt(&mut self) -> Vec<i32> {
+        let random = &mut self.random;
+        let length = random.between(1, self.config.max_model_len + 2);
+        // Few families of prompts, so that prefixes are shared often.
+        let family = random.between(0, 2);
+        (0..length)
+            .map(|i| if random.chance(3) { 1 } else { (common::mix(u64::from(family << 8 | i)) & 1) as i32 })
+            .collect()
+    }
+
     /// Now and then one is held back, and those that are go on.
     pub(super) fn hold(&mut self) {
         if self.patience.chance(4) {

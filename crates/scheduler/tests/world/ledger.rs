@@ -70,14 +70,12 @@ impl Ledger {
         entry.end = record.finish_reason;
     }
 
-    /// A front end has said why a request ended that had come to its length.
-    pub(super) fn settle(&mut self, key: RequestKey, found_stop: bool) {
+    /// A front end has said why a request ended that had come to its length or repeated itself.
+    pub(super) fn settle(&mut self, key: RequestKey, reason: FinishReason) {
         let entry = self.requests.get_mut(&key).expect("taken in");
         assert!(entry.has_stop_strings, "the engine knows why it ended");
-        assert_eq!(entry.end, Some(FinishReason::Length));
-        if found_stop {
-            entry.end = Some(FinishReason::Stop);
-        }
+        assert!(matches!(entry.end, Some(FinishReason::Length | FinishReason::Repetition)));
+        entry.end = Some(reason);
     }
 
     /// Every request has ended: hold what was counted against it.
@@ -91,12 +89,16 @@ impl Ledger {
             &found.unwrap_or_else(|| panic!("no histogram {name}")).1
         };
         let all = || self.requests.values();
-        let complete = |entry: &&Entry| matches!(entry.end, Some(FinishReason::Stop | FinishReason::Length));
+        let complete = |entry: &&Entry| {
+            let reasons = [FinishReason::Stop, FinishReason::Length, FinishReason::Repetition];
+            entry.end.is_some_and(|reason| reasons.contains(&reason))
+        };
         let ended = |reason| all().filter(|entry| entry.end == Some(reason)).count() as u64;
 
         assert_eq!(counter("num_generation_tokens"), all().map(|entry| entry.num_tokens).sum::<u64>());
         assert_eq!(counter("num_finished_stop"), ended(FinishReason::Stop));
         assert_eq!(counter("num_finished_length"), ended(FinishReason::Length));
+        assert_eq!(counter("num_finished_repetition"), ended(FinishReason::Repetition));
         assert_eq!(counter("num_finished_abort"), ended(FinishReason::Abort));
         assert_eq!(counter("num_finished_error"), ended(FinishReason::Error));
         assert_eq!(counter("num_rejected_max_num_queued_reqs"), self.num_refused[0]);

@@ -20,10 +20,10 @@ use scheduler::{
 use crate::common::{
     self, Random,
     model::{BlockTables, FakeModel},
-    reference_tokens, scheduler,
+    reference_output, scheduler,
 };
 pub(crate) use coverage::Coverage;
-use draws::{drafter_of, payer_of, predicted};
+use draws::{drafter_of, payer_of, predicted, repetition_of};
 use ledger::Ledger;
 use queue::Queue;
 
@@ -33,6 +33,8 @@ const VOCABULARY: u64 = 2;
 struct Expectation {
     request_id: String,
     tokens: Vec<i32>,
+    /// Why it ends, unless it is aborted or fails.
+    reason: FinishReason,
     received: Vec<i32>,
     aborted: bool,
     failed: bool,
@@ -188,16 +190,6 @@ impl World {
         stats.num_free_blocks != stats.num_usable_blocks
     }
 
-    fn random_prompt(&mut self) -> Vec<i32> {
-        let random = &mut self.random;
-        let length = random.between(1, self.config.max_model_len + 2);
-        // Few families of prompts, so that prefixes are shared often.
-        let family = random.between(0, 2);
-        (0..length)
-            .map(|i| if random.chance(3) { 1 } else { (common::mix(u64::from(family << 8 | i)) & 1) as i32 })
-            .collect()
-    }
-
     fn random_request(&mut self, prompt: Vec<i32>) -> NewRequest {
         let random = &mut self.random;
         let mut params = SamplingParams {
@@ -210,6 +202,7 @@ impl World {
         let request_id = self.num_added.to_string();
         self.num_added += 1;
         let salt = random.chance(10).then_some("salt");
+        (params.repetition_detection, params.min_tokens) = repetition_of(self.num_added);
         params.adapter = i64::from(if random.chance(20) { random.between(1, 4) } else { 0 });
         let adapter = (params.adapter > 0).then(|| params.adapter.to_string());
         NewRequest {
@@ -298,7 +291,7 @@ impl World {
         let expectations: Vec<_> = requests
             .iter()
             .map(|request| {
-                let tokens = reference_tokens(
+                let (tokens, reason) = reference_output(
                     &request.prompt_token_ids,
                     &request.params,
                     self.config.max_model_len,
@@ -307,6 +300,7 @@ impl World {
                 let expectation = Expectation {
                     request_id: request.request_id.to_string(),
                     tokens,
+                    reason,
                     received: Vec::new(),
                     aborted: false,
                     failed: false,
@@ -521,11 +515,11 @@ impl World {
         self.consumer.drain(|record| records.push(record));
         for record in records {
             self.ledger.note(&record);
-            if record.is_unsettled() {
+            if let Some(reason) = record.unsettled_reason() {
                 // Its last text has come to a stop string, or not.
-                let found_stop = self.random.chance(50);
-                self.ledger.settle(record.key, found_stop);
-                self.scheduler.handle().settle_end(found_stop);
+                let reason = if self.random.chance(50) { FinishReason::Stop } else { reason };
+                self.ledger.settle(record.key, reason);
+                self.scheduler.handle().settle_end(reason);
                 self.coverage.settled_ends += 1;
             }
             self.receive(&record);
@@ -550,8 +544,10 @@ impl World {
                 assert!(self.queue.overdue.contains(&record.key));
             }
             FinishReason::Error => assert!(expectation.failed),
-            FinishReason::Stop | FinishReason::Length => assert_eq!(*received, expectation.tokens),
-            FinishReason::Repetition => panic!("nothing looks for repetitions"),
+            FinishReason::Stop | FinishReason::Length | FinishReason::Repetition => {
+                assert_eq!((received, reason), (&expectation.tokens, expectation.reason));
+                self.coverage.repetitions += u64::from(reason == FinishReason::Repetition);
+            }
         }
         self.live.remove(&record.key);
         self.coverage.requests += 1;
