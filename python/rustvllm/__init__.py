@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rustvllm.sample.logits_processors import LogitsProcessor as LogitsProcessor
     from rustvllm.sample.logits_processors import MoveDirectionality as MoveDirectionality
     from rustvllm.sampling_params import BeamSearchParams as BeamSearchParams
+    from rustvllm.sampling_params import RepetitionDetectionParams as RepetitionDetectionParams
     from rustvllm.sampling_params import SamplingParams as SamplingParams
     from rustvllm.sampling_params.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from rustvllm.tenant import Tenant as Tenant
@@ -44,6 +45,7 @@ _HOMES = {
     "BeamSearchParams": "rustvllm.sampling_params",
     "BeamSearchOutput": "rustvllm.beam_search",
     "BeamSearchSequence": "rustvllm.beam_search",
+    "RepetitionDetectionParams": "rustvllm.sampling_params",
     "StructuredOutputsParams": "rustvllm.sampling_params.structured_outputs",
     "Tenant": "rustvllm.tenant",
     "RequestOutput": "rustvllm.outputs",
@@ -83,6 +85,7 @@ __all__ = [
     "Logprob",
     "MoveDirectionality",
     "PromptType",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",

@@ -71,7 +71,8 @@ class CompletionOutput:
         logprobs: For each of ``token_ids``, log-probabilities by token id: the sampled token's, then those of as many
             of the likeliest as were asked for. None unless asked for.
         finish_reason: ``stop``, ``length``, ``abort``, ``repetition`` or ``error``; None while running.
-        stop_reason: The stop string or stop token id that ended it; None for EOS and for every other end.
+        stop_reason: The stop string or stop token id that ended it, or ``repetition_detected``; None for EOS and for
+            every other end.
         text_offsets: For each of ``token_ids``, the characters of the whole text that were certain before it; None
             unless logprobs were asked for.
         lora_request: The adapter that the request asked for; None: the model alone.

@@ -212,6 +212,7 @@ class RequestTable:
             min_tokens=min(params.min_tokens, request.max_tokens),
             eos_token_id=request.eos_token_id,
             stop_token_ids=request.stop_token_ids,
+            repetition_detection=params.repetition_numbers,
             **{name: getattr(params, name) for name in SAMPLING_NUMBERS},
             seed=request.seed_of(0),
             num_logprobs=request.num_logprobs,

@@ -33,6 +33,7 @@ NOT_WITH_BEAMS: Final[Mapping[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(SAMPLING_LISTS, operator.not_),
     "logits_processors": lambda v: not v,
     "thinking_token_budget": lambda v: v in (None, -1),
+    "repetition_detection": lambda v: v is None or v.numbers is None,
 }
 """What a search has no use for: parameter -> whether this value asks for nothing. Its beams are compared by what the
 model itself says, and with ``logprobs`` 0 it gives that for the tokens that it chose."""

@@ -18,6 +18,7 @@ from rustvllm.exceptions import InvalidRequestError
 from rustvllm.parameter_checks import as_list, as_strings, check_int, check_number, shown
 from rustvllm.sampling_params.beam_rules import MAX_BEAM_WIDTH, check_beams
 from rustvllm.sampling_params.list_checks import LIST_CHECKS, check_ids
+from rustvllm.sampling_params.repetition_detection import RepetitionDetectionParams
 from rustvllm.sampling_params.structured_outputs import StructuredOutputsParams
 from rustvllm.sampling_params.table import SAMPLING_LISTS, SAMPLING_NUMBERS, SamplingNumber
 from rustvllm.sampling_params.unbuilt import UNBUILT_DEFAULTS, check_unbuilt, refuse_name, unbuilt_values
@@ -134,7 +135,8 @@ class SamplingParams:
         length_penalty: A beam's score is divided by the length of its output to the power of this.
         guided_decoding: The old name of structured_outputs, which is refused.
         structured_outputs: What the output must be.
-        repetition_detection: Ends output that repeats itself.
+        repetition_detection: End an output at the token with which it repeats itself so, but not before ``min_tokens``.
+            Its finish reason is ``repetition``, its stop reason ``repetition_detected``. Other ends come first.
         extra_args: Arguments for logits processors that the engine was started with; what JSON can say.
         skip_reading_prefix_cache: Compute the prompt whole, whatever of it is cached; later requests may share its
             blocks. If it is preempted, it does not find its own blocks either, but those that were moved to CPU memory
@@ -195,7 +197,7 @@ class SamplingParams:
     length_penalty: float = 1.0
     guided_decoding: Any = None
     structured_outputs: StructuredOutputsParams | None = None
-    repetition_detection: Any = None
+    repetition_detection: RepetitionDetectionParams | None = None
     extra_args: Mapping[str, Any] | None = None
     skip_reading_prefix_cache: bool | None = None
     stream_interval: int | None = None
@@ -378,6 +380,12 @@ class SamplingParams:
         if not isinstance(self.output_kind, RequestOutputKind):
             raise InvalidRequestError(
                 f"output_kind must be a RequestOutputKind, got {shown(self.output_kind)}", "output_kind"
+            )
+        if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
+            raise InvalidRequestError(
+                f"repetition_detection must be a RepetitionDetectionParams, got {shown(self.repetition_detection)} "
+                f"({type(self.repetition_detection).__name__})",
+                "repetition_detection",
             )
         stop = self.stop_strings
         if stop and not self.detokenize:

@@ -63,5 +63,7 @@ SAMPLING_NUMBERS: Final = {
 """Those that a caller sets, by name, in the order of the table."""
 FILTERS: Final = tuple(number for number in SAMPLING_NUMBERS.values() if number.role == "filter")
 PENALTIES: Final = tuple(number for number in SAMPLING_NUMBERS.values() if number.role == "penalty")
+MAX_PATTERN_SIZE: Final = _core.MAX_PATTERN_SIZE
+"""Most tokens of a pattern of ``repetition_detection``: each token is compared with so many before it."""
 SAMPLING_LISTS: Final = {row["name"]: SamplingList(**row) for row in _core.SAMPLING_LISTS}
 """Those that are lists, by name, in the order of the table."""

@@ -9,7 +9,6 @@ from rustvllm.parameter_checks import shown
 
 NOT_SUPPORTED_YET: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     # parameter -> values that ask for nothing, the default first; what works instead of any other
-    "repetition_detection": ((None,), "repetition_penalty and frequency_penalty make repetitions less likely"),
     "routed_experts_prompt_start": ((0,), "outputs do not say which experts were used"),
     "trace_decode_token_ids": ((None,), 'drafts are made of {"prompt": ..., "prediction": ...}'),
     "watermarking": ((None, False), "a logits processor can mark what is sampled"),

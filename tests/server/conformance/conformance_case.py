@@ -67,6 +67,7 @@ OURS = (
     "chat_template / chat_template_kwargs",
     "stream / stream_options",
     "stream_interval",
+    "repetition_detection",
     "return_tokens_as_token_ids",
     "return_token_ids",
     "timings / timings_per_token",

@@ -9,6 +9,9 @@ LENGTH = "max_tokens (completions)"
 GREEDY = {"temperature": 0, "max_tokens": 16}
 STORY = ", a little girl called Clara lived by the kitchen. She lived with her mother"
 """What the model says greedily in sixteen tokens; `` girl`` is id 841, the fourth."""
+GIRLS = {**GREEDY, "allowed_token_ids": [841]}
+"""Nothing but `` girl``."""
+DETECTION = "repetition_detection"
 GREETING = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
 ANSWER = "Hello! How are you today?"
 """Its greedy answer: seven tokens and ``<|end|>``, id 4, an end of sequence."""
@@ -113,6 +116,86 @@ CASES = [
         tokens=8,
     ),
     Case(SWITCHES, "edge", {**GREEDY, "spaces_between_special_tokens": False, "skip_special_tokens": None}, text=STORY),
+    Case(
+        DETECTION,
+        "valid",
+        {**GIRLS, DETECTION: {"max_pattern_size": 4, "min_count": 3}},
+        finish="repetition",
+        stop="repetition_detected",
+        tokens=3,
+        text=" girl" * 3,
+    ),
+    Case(
+        DETECTION,
+        "valid",
+        {**GREETING, **GIRLS, DETECTION: {"max_pattern_size": 4, "min_pattern_size": 2, "min_count": 3}},
+        CHAT,
+        finish="repetition",
+        stop="repetition_detected",
+        tokens=6,
+        text=" girl" * 6,
+    ),
+    Case(
+        DETECTION,
+        "valid",
+        {**GIRLS, "temperature": 1, "n": 3, DETECTION: {"max_pattern_size": 1, "min_count": 5}},
+        finish="repetition",
+        stop="repetition_detected",
+        choices=3,
+        tokens=15,
+    ),
+    Case(
+        DETECTION,
+        "edge",
+        {**GIRLS, "min_tokens": 9, DETECTION: {"max_pattern_size": 1024, "min_count": 2}},
+        finish="repetition",
+        stop="repetition_detected",
+        tokens=9,
+    ),
+    Case(
+        DETECTION,
+        "edge",
+        {**GIRLS, "stop": "girl girl", DETECTION: {"max_pattern_size": 1, "min_count": 2}},
+        finish="stop",
+        stop="girl girl",
+        tokens=2,
+        text=" ",
+    ),
+    Case(DETECTION, "edge", {**GIRLS, DETECTION: {"max_pattern_size": 1, "min_count": 16}}, finish="length", tokens=16),
+    Case(DETECTION, "edge", {**GIRLS, DETECTION: {"max_pattern_size": 9, "min_count": 2**31 - 1}}, finish="length"),
+    Case(DETECTION, "edge", {**GIRLS, DETECTION: {}}, finish="length", tokens=16),
+    Case(DETECTION, "edge", {**GIRLS, DETECTION: None}, CHAT, finish="length", tokens=16),
+    Case(DETECTION, "edge", {**GIRLS, DETECTION: {"max_pattern_size": 0, "min_count": 1}}, finish="length"),
+    bad(DETECTION, {DETECTION: {"max_pattern_size": 1025, "min_count": 2}}, DETECTION, "at most 1024, got 1025"),
+    bad(DETECTION, {DETECTION: {"max_pattern_size": -1}}, DETECTION, "max_pattern_size", "at least 0, got -1"),
+    bad(
+        DETECTION,
+        {DETECTION: {"max_pattern_size": 4, "min_pattern_size": 5, "min_count": 2}},
+        DETECTION,
+        "min_pattern_size of repetition_detection must be at most max_pattern_size (4), got 5",
+    ),
+    bad(DETECTION, {DETECTION: {"min_pattern_size": 1}}, DETECTION, "at most max_pattern_size (0), got 1"),
+    bad(DETECTION, {DETECTION: {"max_pattern_size": 4}}, DETECTION, "min_count", "at least 2, got 0", url=CHAT),
+    bad(DETECTION, {DETECTION: {"max_pattern_size": 4, "min_count": 2**31}}, DETECTION, "at most 2147483647"),
+    bad(DETECTION, {DETECTION: {"max_pattern_size": 4, "min_count": 10**30}}, DETECTION, "at most 2147483647"),
+    bad(DETECTION, {DETECTION: {"max_pattern_size": 1.5}}, DETECTION, "repetition_detection.max_pattern_size", "1.5"),
+    bad(DETECTION, {DETECTION: {"max_pattern_size": None}}, DETECTION, "valid integer", "null"),
+    bad(
+        DETECTION,
+        {DETECTION: {"max_pattern": 4, "min_count": 2}},
+        DETECTION,
+        "the unknown field max_pattern; the fields are max_pattern_size, min_pattern_size, min_count",
+        url=CHAT,
+    ),
+    bad(DETECTION, {DETECTION: [4, 0, 3]}, DETECTION, "[4, 0, 3]"),
+    bad(DETECTION, {DETECTION: True}, DETECTION, "true"),
+    bad(
+        DETECTION,
+        {"use_beam_search": True, "temperature": 0, DETECTION: {"max_pattern_size": 4, "min_count": 2}},
+        DETECTION,
+        "cannot be used with use_beam_search",
+        streams=False,
+    ),
     bad(SWITCHES, {"ignore_eos": "perhaps"}, "ignore_eos", "valid boolean", "'perhaps'"),
     bad(SWITCHES, {"skip_special_tokens": 2}, "skip_special_tokens", "valid boolean"),
     bad(SWITCHES, {"spaces_between_special_tokens": []}, "spaces_between_special_tokens", "valid boolean"),

@@ -156,7 +156,6 @@ LATER = {
     "guided_grammar": "root ::= a",
     "logits_processors": ["a"],
     "kv_transfer_params": {"a": 1},
-    "repetition_detection": {"a": 1},
 }
 LATER["guided_json"] = {"type": "object"}
 CHAT_LATER = {

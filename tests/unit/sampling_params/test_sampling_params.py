@@ -195,6 +195,10 @@ INVALID = [
     ("stream_interval", NAN, "integer"),
     ("stream_interval", "2", "integer"),
     pytest.param("stream_interval", 10**5000, "bits", id="stream-interval-huge"),
+    ("repetition_detection", {}, "must be a RepetitionDetectionParams, got {} \\(dict\\)"),
+    ("repetition_detection", 5, "must be a RepetitionDetectionParams, got 5 \\(int\\)"),
+    ("repetition_detection", (4, 0, 3), "must be a RepetitionDetectionParams"),
+    ("repetition_detection", False, "must be a RepetitionDetectionParams"),
     ("skip_reading_prefix_cache", 1, "must be True, False or None, got 1"),
     ("skip_reading_prefix_cache", 0.0, "must be True, False or None"),
     ("skip_reading_prefix_cache", NAN, "must be True, False or None"),
@@ -202,7 +206,6 @@ INVALID = [
 ]
 
 UNSUPPORTED = {
-    "repetition_detection": {},
     "routed_experts_prompt_start": 1,
     "trace_decode_token_ids": [1],
     "watermarking": True,

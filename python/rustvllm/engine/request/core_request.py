@@ -47,6 +47,11 @@ class EngineParams(SamplingParams):
         rows = self.prompt_logprob_token_ids
         return 0 if rows is None else int(rows.shape[1])
 
+    @property
+    def repetition_numbers(self) -> tuple[int, int, int] | None:
+        """``repetition_detection`` as the core takes it."""
+        return None if self.repetition_detection is None else self.repetition_detection.numbers
+
     def with_output_kind(self, kind: RequestOutputKind) -> "EngineParams":
         """The same with another ``output_kind``."""
         return self if self.output_kind is kind else _made_of({**vars(self), "output_kind": kind})
@@ -90,6 +95,8 @@ def _normalised(params: SamplingParams) -> EngineParams:
         values["seed"] = None
     if params.thinking_token_budget == -1:
         values["thinking_token_budget"] = None
+    if params.repetition_detection is not None and params.repetition_detection.numbers is None:
+        values["repetition_detection"] = None
     if params.top_k == -1:
         values["top_k"] = 0
     values["top_p"] = max(params.top_p, SMALLEST)

@@ -5,10 +5,11 @@ import re
 from typing import Any
 
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams
+from rustvllm.sampling_params import PromptOnlyParams, RepetitionDetectionParams, RequestOutputKind, SamplingParams
+from rustvllm.sampling_params.repetition_detection import PARAMETER as REPETITION_DETECTION
 from rustvllm.sampling_params.table import SAMPLING_LISTS, SAMPLING_NUMBERS
 from rustvllm.server.endpoints.structured import read_structured_outputs
-from rustvllm.server.schemas.protocol import MAX_CHOICES, GenerationRequest
+from rustvllm.server.schemas.protocol import MAX_CHOICES, GenerationRequest, RepetitionDetection
 from rustvllm.server.state import ServedModel
 
 DEFAULT_COMPLETION_MAX_TOKENS = 16
@@ -82,6 +83,8 @@ def build_sampling_params(
                 "logprob_token_ids",
             )
         logprobs = None  # these tokens come instead of the likeliest
+    if request.repetition_detection is not None:
+        values[REPETITION_DETECTION] = _repetition_detection(request.repetition_detection)
     if request.vllm_xargs:
         values["extra_args"] = _extra_args(request.vllm_xargs)
     kind = PromptOnlyParams if max_tokens == 0 else SamplingParams
@@ -135,6 +138,18 @@ def _biases(name: str, biases: dict[str, Any], vocab_size: int) -> dict[int, flo
             raise InvalidRequestError(f"{name}[{key}] must be a number.", name)
         checked[int(key)] = float(min(100.0, max(-100.0, value)))
     return checked
+
+
+def _repetition_detection(asked: RepetitionDetection) -> RepetitionDetectionParams:
+    """The same in Python's terms; a field that is misspelt would look for nothing."""
+    fields = RepetitionDetection.model_fields
+    if asked.model_extra:
+        raise InvalidRequestError(
+            f"{REPETITION_DETECTION} has the unknown field {min(asked.model_extra):.64}; the fields are "
+            f"{', '.join(fields)}.",
+            REPETITION_DETECTION,
+        )
+    return RepetitionDetectionParams(**{name: getattr(asked, name) for name in fields})
 
 
 def _extra_args(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
 
 from rustvllm.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
-from rustvllm.sampling_params.table import SAMPLING_LISTS, SAMPLING_NUMBERS
+from rustvllm.sampling_params.repetition_detection import MAX_COUNT
+from rustvllm.sampling_params.table import MAX_PATTERN_SIZE, SAMPLING_LISTS, SAMPLING_NUMBERS
 from rustvllm.text.tokenizer import TokenIds
 
 MAX_CHOICES = 16384
@@ -158,6 +159,22 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = _described("With `include_usage`: put `usage` into every event.", False)
 
 
+class RepetitionDetection(BaseModel):
+    """Which outputs end because they repeat themselves."""
+
+    model_config = ConfigDict(extra="allow")
+
+    max_pattern_size: int = _described(
+        "Most tokens of a pattern; 0: nothing is looked for.", 0, minimum=0, maximum=MAX_PATTERN_SIZE
+    )
+    min_pattern_size: int = _described(
+        "Fewest tokens of a pattern, at most `max_pattern_size`; 0 means 1.", 0, minimum=0, maximum=MAX_PATTERN_SIZE
+    )
+    min_count: int = _described(
+        "How many times in a row the pattern must come, at least 2.", 0, minimum=0, maximum=MAX_COUNT
+    )
+
+
 class GenerationRequest(BaseModel):
     """What completions and chat completions have in common."""
 
@@ -198,6 +215,9 @@ class GenerationRequest(BaseModel):
     )
     stop_token_ids: Annotated[Ids, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = _described(
         "Token ids that end the text."
+    )
+    repetition_detection: RepetitionDetection | None = _described(
+        "End an output that repeats itself, with the finish reason `repetition`; not before `min_tokens`."
     )
     ignore_eos: bool | None = _described("Go on past the end-of-sequence token.")
     include_stop_str_in_output: bool | None = _described("Cut behind the stop string.")

@@ -39,7 +39,6 @@ _SHARED: Refusals = {
     "logits_processors": (_nothing, "use those that the server was started with, by vllm_xargs"),
     "kv_transfer_params": (_nothing, ""),
     "ec_transfer_params": (_nothing, ""),
-    "repetition_detection": (_nothing, ""),
     "lora_request": (_nothing, ""),
     "mm_processor_kwargs": (_nothing, "messages and prompts hold text alone"),
 }
