@@ -19,6 +19,7 @@ import torch
 from rustvllm import _core
 from rustvllm.attention.metadata import AttentionMetadata
 from rustvllm.attention.selector import make_attention_backend
+from rustvllm.byte_progress import ByteProgress
 from rustvllm.config import LoadConfig
 from rustvllm.config.architectures import text_config
 from rustvllm.config.lora import LoRAConfig, LoRAModule
@@ -32,7 +33,6 @@ from rustvllm.layers.linear import Linear
 from rustvllm.layers.parallel import shard_of
 from rustvllm.lora.store import AdapterStore
 from rustvllm.model_loader import load_model
-from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.worker.cpu_decoder import use_core_decoder
 from rustvllm.worker.dense_layers import linear_options
 
@@ -78,12 +78,12 @@ def load_job(job, group, threads, stage=WHOLE):
 
     load = LoadConfig(load_format="dummy" if path is None else "auto")
     read = []
-    advance = LoadProgress.advance
-    LoadProgress.advance = lambda self, num_bytes: (read.append(num_bytes), advance(self, num_bytes))
+    advance = ByteProgress.advance
+    ByteProgress.advance = lambda self, num_bytes: (read.append(num_bytes), advance(self, num_bytes))
     try:
         model = load_model(config, load, dtype, torch.device("cpu"), 8 << 30, make_packer, group, stage)
     finally:
-        LoadProgress.advance = advance
+        ByteProgress.advance = advance
     use_core_norms(model, threads)
     use_core_decoder(model)
     return model, sum(read)

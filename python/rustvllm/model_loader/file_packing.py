@@ -11,10 +11,10 @@ from typing import Protocol
 
 from torch import Tensor
 
+from rustvllm.byte_progress import ByteProgress
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.whole_rows import FileRows, LayerPlace, LayerRows, TableRows
 from rustvllm.model_loader.checkpoint import StoredTensor
-from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.reading import unreadable
 
 BATCH_BYTES = 256 << 20
@@ -38,7 +38,7 @@ class FileBatch:
         filled: Called with every tensor of the model that has its values.
     """
 
-    def __init__(self, packer: FilesPacker, progress: LoadProgress, filled: Callable[[Tensor], None]) -> None:
+    def __init__(self, packer: FilesPacker, progress: ByteProgress, filled: Callable[[Tensor], None]) -> None:
         self._packer, self._progress, self._filled = packer, progress, filled
         self._layers: list[LayerRows] = []
         self._tables: list[TableRows] = []

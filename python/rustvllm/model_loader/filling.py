@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from rustvllm.byte_progress import ByteProgress
 from rustvllm.config.checkpoint.gguf_file import GgufFile, is_gguf
 from rustvllm.config.checkpoint.whole_forms import NumberForm
 from rustvllm.exceptions import ModelLoadError
@@ -21,7 +22,6 @@ from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, MAX_NAMED, StoredTensor
 from rustvllm.model_loader.file_packing import FileBatch, FilesPacker
 from rustvllm.model_loader.gguf_tensors import file_name
-from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_numbers import dense_rows, has_words, stored_words, whole_rows
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor, ZeroBias
 from rustvllm.model_loader.reading import StoredChange, TensorReader
@@ -182,7 +182,7 @@ def fill_from_checkpoint(
     folder: Path,
     stored: dict[str, StoredTensor],
     filled: Callable[[Tensor], None],
-    progress: LoadProgress,
+    progress: ByteProgress,
     block_packer: BlockPacker | None = None,
     changes: Mapping[str, Callable[[Tensor], None]] = MappingProxyType({}),
 ) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from rustvllm.byte_progress import ByteProgress
 from rustvllm.config.byte_sizes import readable_size
 from rustvllm.config.checkpoint.gguf_file import WHOLE_TYPES, is_gguf
 from rustvllm.config.checkpoint.quantized_folders import read_quantization, refuse_undescribed
@@ -31,7 +32,6 @@ from rustvllm.model_loader.checkpoint import BLOCK_TYPES, StoredTensor, read_hea
 from rustvllm.model_loader.dummy_weights import fill_dummy_weights
 from rustvllm.model_loader.filling import LayerPacker, Match, fill_from_checkpoint, match_tensors, stored_of_stage
 from rustvllm.model_loader.gguf_tensors import read_gguf_headers
-from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor, join_quantized
 from rustvllm.models.interface import CausalLM
 from rustvllm.models.registry import make_model
@@ -120,7 +120,7 @@ def load_model(
         if stored is None:
             fill_dummy_weights(model, model_config.seed, filled)
         else:
-            with LoadProgress(model_config.model, is_shown=load_config.use_tqdm_on_load) as progress:
+            with ByteProgress("loading", model_config.model, is_shown=load_config.use_tqdm_on_load) as progress:
                 packs = packer if packer is not None and packer.packs_rows else None
                 fill_from_checkpoint(model, model_config.path, stored, filled, progress, packs, changes)
             _log_forms(model_config.path, stored, packer, dtype)

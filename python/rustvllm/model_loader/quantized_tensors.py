@@ -15,12 +15,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from rustvllm.byte_progress import ByteProgress
 from rustvllm.config.checkpoint.quantized_folders import StoredQuantization
 from rustvllm.config.checkpoint.whole_forms import SCALE_KINDS, NumberForm, ZeroKind
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import FLOAT_DTYPES, MAX_NAMED, StoredTensor
-from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.reading import TensorReader
 
 logger = init_logger(__name__)
@@ -126,7 +126,7 @@ def join_quantized(
             joined[name] = tensor
     problems: list[str] = []
     num_quantized = 0
-    with TensorReader(LoadProgress(folder.name, is_shown=False)) as reader:
+    with TensorReader(ByteProgress("loading", folder.name, is_shown=False)) as reader:
         for layer, kinds in layers.items():
             if kinds.keys() == {"weight"} and kinds["weight"].dtype in FLOAT_DTYPES:  # as the model computes in it
                 joined[kinds["weight"].name] = kinds["weight"]

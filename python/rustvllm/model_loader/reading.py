@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from rustvllm import _core
+from rustvllm.byte_progress import ByteProgress
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu.narrow import NARROW_DTYPES
 from rustvllm.layers.whole_rows import FileRows
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, QUANTIZED_DTYPES, StoredTensor
-from rustvllm.model_loader.progress import LoadProgress
 
 BUFFER_BYTES = 16 << 20
 """Of the buffer; a single row that is longer gets a longer one."""
@@ -81,7 +81,7 @@ class TensorReader:
 
     def __init__(
         self,
-        progress: LoadProgress,
+        progress: ByteProgress,
         buffer_bytes: int = BUFFER_BYTES,
         changes: Mapping[str, StoredChange] = MappingProxyType({}),
     ) -> None:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rustvllm.byte_progress import ByteProgress
 from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.model_loader.checkpoint import read_headers
-from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_numbers import dense_rows
 from rustvllm.model_loader.quantized_tensors import join_quantized
 from rustvllm.model_loader.reading import TensorReader
@@ -54,6 +54,6 @@ def test_the_numbers_are_the_packages(form, bits, kind, strategy, symmetric, tmp
     how = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": {"weights": weights}}}
     read = read_quantization({"quantization_config": how}, tmp_path)
     joined = join_quantized(read_headers(tmp_path), read, tmp_path, is_turned=False)
-    with TensorReader(LoadProgress("m", is_shown=False)) as reader:
+    with TensorReader(ByteProgress("loading", "m", is_shown=False)) as reader:
         rows = torch.cat([rows for _, rows in dense_rows(reader, joined["l.weight"])])
     assert torch.equal(rows, expected.float())

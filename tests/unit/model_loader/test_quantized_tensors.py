@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from quantized_files import awq, gptq, meaning, packed, random_layer
+from rustvllm.byte_progress import ByteProgress
 from rustvllm.config.checkpoint.forms import read_forms
 from rustvllm.config.checkpoint.quantized_folders import read_quantization, refuse_undescribed
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.model_loader.checkpoint import read_headers
-from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.quantized_numbers import dense_rows
 from rustvllm.model_loader.quantized_tensors import join_quantized
 from rustvllm.model_loader.reading import TensorReader
@@ -56,7 +56,7 @@ def test_numbers_are_those_of_the_plain_description(kind, piece, tmp_path, monke
     tensors, expected = layer(kind)
     joined = join(tmp_path, tensors | {"other.bias": torch.ones(3)}, CONFIGS[kind])
     assert set(joined) == {f"{LAYER}.weight", "other.bias"}
-    with TensorReader(LoadProgress("m", is_shown=False)) as reader:
+    with TensorReader(ByteProgress("loading", "m", is_shown=False)) as reader:
         pieces = list(dense_rows(reader, joined[f"{LAYER}.weight"]))
     assert len(pieces) == (3 if piece == 1 else 1)
     assert np.array_equal(torch.cat([rows for _, rows in pieces]).numpy(), expected)
@@ -154,7 +154,7 @@ def test_a_block_that_is_larger_than_the_weight(tmp_path):
     weight = torch.randn(24, 64, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
     tensors = {f"{LAYER}.weight": weight, f"{LAYER}.weight_scale_inv": torch.full((1, 1), 0.5)}
     joined = join(tmp_path, tensors, {"quant_method": "fp8", "weight_block_size": [1 << 80, 128]})
-    with TensorReader(LoadProgress("m", is_shown=False)) as reader:
+    with TensorReader(ByteProgress("loading", "m", is_shown=False)) as reader:
         ((_, rows),) = dense_rows(reader, joined[f"{LAYER}.weight"])
     assert torch.equal(rows, weight.float() * 0.5)
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rustvllm.byte_progress import ByteProgress
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.model_loader.checkpoint import read_headers
-from rustvllm.model_loader.progress import LoadProgress
 from rustvllm.model_loader.reading import TensorReader
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 
 def silent():
-    return LoadProgress("m", is_shown=False)
+    return ByteProgress("loading", "m", is_shown=False)
 
 
 def targets(shape, dtype):

@@ -1,4 +1,4 @@
-"""How far loading is: a bar on a terminal, else a line in the log now and then."""
+"""How far reading many bytes is: a bar on a terminal, else a line in the log now and then."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ LOG_INTERVAL = 10.0
 """Seconds between two lines in the log; what takes less has none."""
 
 
-class LoadProgress:
+class ByteProgress:
     """Counts bytes; a context manager, whose end takes the bar away.
 
     Args:
+        action: What is done with the bytes, such as ``loading``.
         name: Of the model.
         is_shown: False counts only.
     """
 
-    def __init__(self, name: str, *, is_shown: bool) -> None:
-        self._name = name
+    def __init__(self, action: str, name: str, *, is_shown: bool) -> None:
+        self._action, self._name = action, name
         self._is_shown = is_shown
         self._bar: Any = None
         self._total = 0
@@ -50,9 +51,8 @@ class LoadProgress:
             class Bar(tqdm):  # type: ignore[type-arg]
                 monitor_interval = 0  # no thread that watches it
 
-            self._bar = Bar(
-                total=total, desc=f"Loading {self._name}", unit="B", unit_scale=True, unit_divisor=1024, leave=False
-            )
+            title = f"{self._action.capitalize()} {self._name}"
+            self._bar = Bar(total=total, desc=title, unit="B", unit_scale=True, unit_divisor=1024, leave=False)
 
     def advance(self, num_bytes: int) -> None:
         """Count bytes that were read."""
@@ -62,7 +62,8 @@ class LoadProgress:
         elif self._is_shown and (now := time.monotonic()) - self._logged >= LOG_INTERVAL:
             self._logged = now
             logger.info(
-                "loading %s: %.1f of %.1f GiB after %.0f s",
+                "%s %s: %.1f of %.1f GiB after %.0f s",
+                self._action,
                 self._name,
                 self._done / 2**30,
                 self._total / 2**30,

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from rustvllm.model_loader import progress as module
-from rustvllm.model_loader.progress import LoadProgress
+from rustvllm import byte_progress as module
+from rustvllm.byte_progress import ByteProgress
 
 
 class Terminal(io.StringIO):
@@ -21,14 +21,14 @@ def lines():
     records = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())
-    logger = logging.getLogger("rustvllm.model_loader.progress")
+    logger = logging.getLogger("rustvllm.byte_progress")
     logger.addHandler(handler)
     yield records
     logger.removeHandler(handler)
 
 
 def load(*, is_shown=True):
-    with LoadProgress("m", is_shown=is_shown) as progress:
+    with ByteProgress("loading", "m", is_shown=is_shown) as progress:
         progress.begin(4 << 30)
         for _ in range(4):
             progress.advance(1 << 30)
