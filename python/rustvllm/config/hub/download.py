@@ -6,75 +6,190 @@ effect when the file that is on its way has come.
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeVar
 
 from rustvllm import envs
+from rustvllm.config.byte_sizes import readable_size
+from rustvllm.config.hub.checksums import check_files
+from rustvllm.config.hub.failures import Wanted
+from rustvllm.config.hub.storage import HubFile, RepoStorage
+from rustvllm.exceptions import ModelLoadError
 from rustvllm.logger import mask_library
 
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo
+Result = TypeVar("Result")
 
 _LIBRARY: Final = "huggingface_hub"
 _CALLER: Final = "rustvllm"
 """Who asks, for the hub's statistics."""
+_TIDY_SECONDS: Final = 0.5
+"""For the thread of an interrupted download to take its unfinished file away."""
 
 
 class _AbandonedError(Exception):
     """Ends the thread of a download whose caller has gone."""
 
 
-def model_info(repo_id: str, revision: str | None) -> "ModelInfo":
-    """What the hub says of a model: its commit and the names of its files. It has ``RUSTVLLM_HUB_TIMEOUT`` seconds."""
-    from huggingface_hub import HfApi
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What the hub says of a repository.
 
-    return HfApi(library_name=_CALLER).model_info(repo_id, revision=revision, timeout=envs.hub_timeout())
+    Attributes:
+        commit: Of the revision; None: the hub does not say.
+        files: All files of that commit; none if the hub does not list them.
+    """
+
+    commit: str | None
+    files: tuple[HubFile, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the files."""
+        return [file.name for file in self.files]
 
 
-def fetch(
-    repo_id: str,
-    revision: str | None,
-    download_dir: Path | None,
-    patterns: Sequence[str],
-    ignored: Sequence[str] = (),
-    *,
-    local_files_only: bool,
-) -> Path:
-    """The folder of a repository at a revision, with the files of these names.
-
-    Args:
-        repo_id: Full name.
-        revision: Branch, tag or commit; None: the main branch.
-        download_dir: Where to keep what is fetched; None: in the hub's cache.
-        patterns: Of the names of the files, relative to the repository.
-        ignored: Patterns of files to leave out nevertheless.
-        local_files_only: Look into the cache alone.
+def list_files(wanted: Wanted) -> Listing:
+    """Ask the hub for a repository's files. It has ``RUSTVLLM_HUB_TIMEOUT`` seconds.
 
     Raises:
         Exception: Whatever the hub's client raises.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi
 
-    def download(tqdm_class: type[Any] | None = None) -> Path:
-        folder = snapshot_download(
-            repo_id,
-            revision=revision,
-            cache_dir=None if download_dir is None else str(download_dir),
-            allow_patterns=list(patterns),
-            ignore_patterns=list(ignored),
-            library_name=_CALLER,
-            local_files_only=local_files_only,
-            tqdm_class=tqdm_class,
+    api = HfApi(library_name=_CALLER)
+    info = api.model_info(wanted.repo_id, revision=wanted.revision, timeout=envs.hub_timeout(), files_metadata=True)
+    files = []
+    for sibling in info.siblings or ():
+        sha256 = None if sibling.lfs is None else sibling.lfs.sha256
+        files.append(HubFile(sibling.rfilename, sibling.size, sha256))
+    return Listing(info.sha, tuple(files))
+
+
+def look_up(wanted: Wanted, patterns: Sequence[str], ignored: Sequence[str] = ()) -> Path:
+    """The folder of a repository in the cache, at a revision.
+
+    Args:
+        wanted: Which repository.
+        patterns: Of the names of the files that are needed, relative to the repository.
+        ignored: Patterns of files that are not needed nevertheless.
+
+    Raises:
+        Exception: Whatever the hub's client raises.
+    """
+    return _snapshot(wanted, wanted.revision, patterns, ignored, local_files_only=True)
+
+
+def fetch(wanted: Wanted, listing: Listing, patterns: Sequence[str], ignored: Sequence[str] = ()) -> Path:
+    """The folder of a repository with the files of these names, fetched if they are not in the cache.
+
+    Args:
+        wanted: Which repository.
+        listing: Its files.
+        patterns: Of the names of the files that are needed, relative to the repository.
+        ignored: Patterns of files to leave out nevertheless.
+
+    Raises:
+        ModelLoadError: There is no room for the files, or bytes of one have changed on the way.
+        Exception: Whatever the hub's client raises.
+    """
+    storage, commit = RepoStorage(wanted.cache, wanted.repo_id), listing.commit
+    files = [file for file in listing.files if _is_any(file.name, patterns) and not _is_any(file.name, ignored)]
+    if commit is None or not files:  # the hub's client may know more
+        return _download(wanted, wanted.revision, patterns, ignored)
+    missing = [file for file in files if not storage.has(commit, file)]
+    fresh = {file.name for file in missing}
+    path = storage.snapshot(commit)
+    if missing:
+        storage.remove_leftovers()
+        _check_room(wanted, storage, missing)
+        # A copy that is whole keeps the name until this one is: offline, it is of more use.
+        storage.note_revision(wanted.revision or "main", commit, replace=False)
+        storage.mark_unchecked(file.sha256 for file in missing if file.sha256 is not None)
+    if not all((path / file.name).is_file() for file in files):
+        # By its commit: a branch that moves meanwhile would bring other files than those that were listed.
+        path = _download(wanted, commit, patterns, ignored)
+    unchecked = [
+        file for file in files if file.name in fresh or (file.sha256 is not None and storage.is_unchecked(file.sha256))
+    ]
+    if unchecked:
+        check_files(storage, wanted.repo_id, [(path / file.name, file) for file in unchecked])
+    storage.note_revision(wanted.revision or "main", commit)
+    return path
+
+
+def check_cached(wanted: Wanted, folder: Path) -> None:
+    """Do what a start before this one left undone: compare files of a cached commit with their hashes.
+
+    Raises:
+        ModelLoadError: A file has another hash than the hub gives; it is removed.
+    """
+    storage = RepoStorage(wanted.cache, wanted.repo_id)
+    if unchecked := storage.unchecked_files(folder):
+        check_files(storage, wanted.repo_id, unchecked)
+
+
+def in_thread(work: Callable[[], Result], name: str) -> "Future[Result]":
+    """The result of work in a thread of its own, for which the end of the program does not wait."""
+    done: Future[Result] = Future()
+    done.set_running_or_notify_cancel()  # so that who stops waiting does not cancel it
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 -- raised where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done
+
+
+def _is_any(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_room(wanted: Wanted, storage: RepoStorage, missing: Sequence[HubFile]) -> None:
+    needed, free = sum(file.size or 0 for file in missing), storage.free_bytes()
+    if free is not None and needed > free:
+        raise ModelLoadError(
+            f"there is no room for {wanted.what}: {readable_size(needed)} are to be downloaded, but {wanted.cache} "
+            f"has {readable_size(free)} free. Make room, or name a larger folder with --download-dir or HF_HOME"
         )
-        return Path(folder)
 
-    if local_files_only:
-        return download()
+
+def _download(wanted: Wanted, revision: str | None, patterns: Sequence[str], ignored: Sequence[str]) -> Path:
     mask_library(_LIBRARY)  # its warnings have the signed addresses of files
     with time_limit():
-        return _interruptible(download)
+        return _interruptible(
+            lambda progress: _snapshot(wanted, revision, patterns, ignored, local_files_only=False, tqdm_class=progress)
+        )
+
+
+def _snapshot(
+    wanted: Wanted,
+    revision: str | None,
+    patterns: Sequence[str],
+    ignored: Sequence[str],
+    *,
+    local_files_only: bool,
+    tqdm_class: type[Any] | None = None,
+) -> Path:
+    from huggingface_hub import snapshot_download
+
+    folder = snapshot_download(
+        wanted.repo_id,
+        revision=revision,
+        cache_dir=None if wanted.download_dir is None else str(wanted.download_dir),
+        allow_patterns=list(patterns),
+        ignore_patterns=list(ignored),
+        library_name=_CALLER,
+        local_files_only=local_files_only,
+        tqdm_class=tqdm_class,
+    )
+    return Path(folder)
 
 
 def _interruptible(download: Callable[[type[Any]], Path]) -> Path:
@@ -90,19 +205,12 @@ def _interruptible(download: Callable[[type[Any]], Path]) -> Path:
                 raise _AbandonedError
             return super().update(n)
 
-    done: Future[Path] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(download(Progress))
-        except BaseException as error:  # noqa: BLE001 -- raised where it is waited for
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="rustvllm-download", daemon=True).start()
+    done = in_thread(lambda: download(Progress), "rustvllm-download")
     try:
         return done.result()
     except BaseException:
         is_abandoned.set()
+        wait([done], _TIDY_SECONDS)
         raise
 
 

@@ -1,12 +1,20 @@
 """What the hub's client raises, as errors that say which model was not found, where, and what to do."""
 
+import errno
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from rustvllm.exceptions import HubUnreachableError, ModelAccessError, ModelLoadError, ModelNotFoundError
+from rustvllm.exceptions import (
+    HubUnreachableError,
+    ModelAccessError,
+    ModelLoadError,
+    ModelNotFoundError,
+    RustVLLMError,
+)
 from rustvllm.logger import redact
 
 SHORT_NAMES: Final = {
@@ -20,30 +28,55 @@ SHORT_NAMES: Final = {
 """Short names, and the hub's full names for them."""
 
 
+_IS_FULL_IN_RUST: Final = "os error 28"
+"""In errors of hf_xet, which are of no class of their own."""
+
+
 def is_offline() -> bool:
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def explain(
-    error: Exception,
-    repo_id: str,
-    name: str,
-    revision: str | None,
-    download_dir: Path | None,
-    lacking: Sequence[str],
-    *,
-    is_download: bool = False,
-) -> NoReturn:
-    """Raise an error that says which model was not found, where, and what to do.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is looked for on the hub.
+
+    Attributes:
+        repo_id: Full name of the repository.
+        name: The name it was asked for by.
+        revision: Branch, tag or commit, as it was asked for; None: the main branch.
+        download_dir: Where to keep what is fetched; None: in the hub's cache.
+        kind: What messages call it: ``model`` or ``adapter``.
+        files: What a local folder would have to hold, for messages.
+    """
+
+    repo_id: str
+    name: str
+    revision: str | None = None
+    download_dir: Path | None = None
+    kind: str = "model"
+    files: str = "config.json and *.safetensors"
+
+    @property
+    def what(self) -> str:
+        """Its full name, with the revision."""
+        return self.repo_id if self.revision is None else f"{self.repo_id} at revision {self.revision}"
+
+    @property
+    def cache(self) -> Path:
+        """Where what is fetched is kept."""
+        from huggingface_hub import constants
+
+        return self.download_dir or Path(constants.HF_HUB_CACHE)
+
+
+def explain(error: Exception, wanted: Wanted, lacking: Sequence[str], *, is_download: bool = False) -> NoReturn:
+    """Raise an error that says what was not found, where, and what to do.
 
     Args:
-        error: What the hub's client raised.
-        repo_id: Full name of the model.
-        name: The name it was asked for by.
-        revision: As it was asked for.
-        download_dir: As it was asked for.
+        error: What the hub's client raised, or an error that says all of this already.
+        wanted: What was looked for.
         lacking: What the cached copies lack, if there are any.
         is_download: The hub had answered, and files were on their way.
 
@@ -52,42 +85,45 @@ def explain(
     """
     from huggingface_hub import constants, errors
 
-    endpoint, what = redact(constants.ENDPOINT), at_revision(repo_id, revision)
-    asked = "" if name == repo_id else f" (asked for as {name})"
-    cache = download_dir or Path(constants.HF_HUB_CACHE)
+    if isinstance(error, RustVLLMError):
+        raise error
+    endpoint, cache, repo_id = redact(constants.ENDPOINT), wanted.cache, wanted.repo_id
+    asked = "" if wanted.name == repo_id else f" (asked for as {wanted.name})"
+    what = f"{wanted.what}{asked}"
     status = getattr(getattr(error, "response", None), "status_code", None)
     has_token = bool(os.environ.get("HF_TOKEN")) or Path(constants.HF_TOKEN_PATH).is_file()
     if isinstance(error, errors.GatedRepoError):
         raise ModelAccessError(
-            f"{what}{asked} is gated: accept its licence at {endpoint}/{repo_id}, then set HF_TOKEN to a token of that "
+            f"{what} is gated: accept its licence at {endpoint}/{repo_id}, then set HF_TOKEN to a token of that "
             "account" + (" (your current token has no access)" if has_token else "")
         ) from error
     if isinstance(error, errors.RevisionNotFoundError):
         raise ModelNotFoundError(
-            f"{repo_id}{asked} has no revision {revision!r}; see {endpoint}/{repo_id}/branches or leave --revision out"
+            f"{repo_id}{asked} has no revision {wanted.revision!r}; see {endpoint}/{repo_id}/branches or leave "
+            "--revision out"
         ) from error
     if isinstance(error, errors.RepositoryNotFoundError):
         hint = "your current HF_TOKEN has no access to it" if has_token else "if it is private, set HF_TOKEN"
         raise ModelNotFoundError(
-            f"there is no model {what}{asked} on {endpoint}, and no local folder of that name; check the spelling, or "
-            f"{hint}"
+            f"there is no {wanted.kind} {what} on {endpoint}, and no local folder of that name; check the spelling, "
+            f"or {hint}"
         ) from error
     if status in (401, 403):
         raise ModelAccessError(
-            f"{endpoint} refuses access to {what}{asked} (HTTP {status}): "
+            f"{endpoint} refuses access to {what} (HTTP {status}): "
             + ("the token is wrong or has no access" if has_token else "set HF_TOKEN")
         ) from error
     if isinstance(error, errors.HFValidationError):
-        raise ModelNotFoundError(f"{name!r} is neither a local folder nor a valid hub name: {error}") from error
+        raise ModelNotFoundError(f"{wanted.name!r} is neither a local folder nor a valid hub name: {error}") from error
     if status is not None:
-        raise ModelLoadError(f"{endpoint} answered HTTP {status} for {what}{asked}; try again later") from error
+        raise ModelLoadError(f"{endpoint} answered HTTP {status} for {what}; try again later") from error
     if isinstance(error, UnicodeEncodeError):  # of a header
         raise ModelAccessError(
-            f"cannot ask {endpoint} for {what}{asked}: your HF_TOKEN holds a character that no token has; copy it again"
+            f"cannot ask {endpoint} for {what}: your HF_TOKEN holds a character that no token has; copy it again"
         ) from error
     if is_download and (_is_network_error(error) or _is_of_wrong_size(error)):
         raise HubUnreachableError(
-            f"the download of {what}{asked} from {endpoint} was not finished ({root_cause(error)}). Start again: the "
+            f"the download of {what} from {endpoint} was not finished ({root_cause(error)}). Start again: the "
             f"files that are complete are kept in {cache}, the others are fetched again"
         ) from error
     if _is_network_error(error):
@@ -102,18 +138,36 @@ def explain(
         names = same_names(repo_id)
         looked = f" (looked for {', '.join(names)})" if len(names) > 1 else ""
         raise HubUnreachableError(
-            f"cannot get the model {what}{asked}: {state}{looked}, and {reason}. Connect to the network, "
-            "copy the whole cache here (HF_HOME or --download-dir), or give a local folder with config.json and "
-            "*.safetensors"
+            f"cannot get the {wanted.kind} {what}: {state}{looked}, and {reason}. Connect to the network, "
+            f"copy the whole cache here (HF_HOME or --download-dir), or give a local folder with {wanted.files}"
         ) from error
     if isinstance(error, json.JSONDecodeError):
         raise ModelLoadError(
-            f"{endpoint} answered for {what}{asked} with something other than the hub's JSON: check HF_ENDPOINT, and "
+            f"{endpoint} answered for {what} with something other than the hub's JSON: check HF_ENDPOINT, and "
             "whether a proxy or the login page of a network answers instead of the hub"
         ) from error
-    if isinstance(error, OSError):
-        raise ModelLoadError(f"cannot store {what} in {cache}: {error}") from error
-    raise ModelLoadError(f"cannot get {what}{asked} from {endpoint}: {redact(str(error))}") from error
+    if isinstance(error, OSError) or _IS_FULL_IN_RUST in str(error):
+        raise ModelLoadError(
+            f"cannot store {wanted.what} in {cache}: {redact(str(error))}{_advice_on_storage(error)}"
+        ) from error
+    raise ModelLoadError(f"cannot get {what} from {endpoint}: {redact(str(error))}") from error
+
+
+def _advice_on_storage(error: Exception) -> str:
+    """What to do about a folder that takes no files."""
+    number = error.errno if isinstance(error, OSError) else errno.ENOSPC
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return ". Make room, or name a larger folder with --download-dir or HF_HOME"
+    if number == errno.EFBIG:
+        return ". Raise the limit on the size of a file (ulimit -f), or name another folder with --download-dir"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return (
+            ". Name a folder that you may write to with --download-dir or HF_HOME; or set HF_HUB_OFFLINE=1 to use an "
+            "older copy that is there"
+        )
+    if number in (errno.ENOTDIR, errno.EEXIST):
+        return ". Name a folder with --download-dir or HF_HOME"
+    return ""
 
 
 def _is_network_error(error: BaseException) -> bool:
@@ -137,10 +191,6 @@ def root_cause(error: BaseException) -> str:
         error = cause
     lines = str(error).splitlines() or [""]
     return redact(f"{type(error).__name__}: {lines[0]}".strip(": "))
-
-
-def at_revision(repo_id: str, revision: str | None) -> str:
-    return repo_id if revision is None else f"{repo_id} at revision {revision}"
 
 
 def same_names(repo_id: str) -> list[str]:
