@@ -135,8 +135,9 @@ class EngineArgs(EngineFlags):
             download_dir=download_dir,
             quantization=self.quantization,
             use_tqdm_on_load=self.use_tqdm_on_load,
-            merge_lora=folders_to_merge(self.merge_lora),
+            merge_lora=folders_to_merge(self.merge_lora, download_dir),
         )
+        lora = self._create_lora_config(download_dir)  # before the model, which may take much longer to come
         model = self._create_model_config(device, load)
         speculation = make_speculation_config(self.speculative_config)
         return EngineConfig(
@@ -145,7 +146,7 @@ class EngineArgs(EngineFlags):
             scheduler=self._create_scheduler_config(usage, device, model.max_model_len),
             speculation=speculation,
             draft_model=None if speculation is None else self._create_draft_model_config(speculation, model, load),
-            lora=self._create_lora_config(),
+            lora=lora,
             parallel=self._create_parallel_config(device),
             device=DeviceConfig(
                 device=device,
@@ -221,7 +222,7 @@ class EngineArgs(EngineFlags):
             max_mixed_tokens=self.cudagraph_mixed_tokens,
         )
 
-    def _create_lora_config(self) -> LoRAConfig | None:
+    def _create_lora_config(self, download_dir: Path | None = None, *, may_fetch: bool = True) -> LoRAConfig | None:
         return make_lora_config(
             enable_lora=self.enable_lora,
             max_loras=self.max_loras,
@@ -229,6 +230,8 @@ class EngineArgs(EngineFlags):
             max_cpu_loras=self.max_cpu_loras,
             dtype=self.lora_dtype,
             modules=self.lora_modules,
+            download_dir=download_dir,
+            may_fetch=may_fetch,
         )
 
     def _create_sim_config(self) -> SimConfig | None:
@@ -288,7 +291,7 @@ class EngineArgs(EngineFlags):
         )
         make_speculation_config(self.speculative_config)
         self._create_parallel_config("cpu")
-        self._create_lora_config()
+        self._create_lora_config(may_fetch=False)
         if self.quantization is not None:
             require_choice("quantization", self.quantization, QUANTIZATIONS)
         self._create_cuda_graph_config()

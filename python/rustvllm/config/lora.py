@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rustvllm.config.checkpoint.gguf_file import is_gguf
 from rustvllm.config.checkpoint.quantized_folders import read_quantization
+from rustvllm.config.hub.adapters import CONFIG_NAME, PICKLES, WEIGHTS_NAME, fetch_adapter, is_hub_name
 from rustvllm.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ MAX_ADAPTERS: Final = 10_000
 MAX_RANK: Final = 4096
 LORA_DTYPES: Final = ("auto", "float32", "bfloat16")
 """What ``lora_dtype`` may be."""
-CONFIG_NAME: Final = "adapter_config.json"
-WEIGHTS_NAME: Final = "adapter_model.safetensors"
-_PICKLES: Final = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 _KEYS: Final = ("name", "path", "base_model_name")
 
 
@@ -94,11 +92,24 @@ def make_lora_config(
     max_cpu_loras: int | None,
     dtype: str,
     modules: Sequence[Any] | None,
+    download_dir: Path | None = None,
+    may_fetch: bool = True,
 ) -> LoRAConfig | None:
     """What the arguments ask for; None without ``enable_lora``.
 
+    Args:
+        enable_lora: Whether requests may name adapters.
+        max_loras: See ``LoRAConfig``, as for the three that follow.
+        max_lora_rank: See there.
+        max_cpu_loras: See there.
+        dtype: See there.
+        modules: Adapters to load at startup, as ``name=path`` or objects.
+        download_dir: Where to keep what comes from the hub; None: in its cache.
+        may_fetch: False checks without the hub: an adapter that is on it keeps its name there as its path.
+
     Raises:
         ConfigError: A value is out of range, a name is taken or wrong, or a folder is not an adapter's.
+        ModelLoadError: An adapter cannot be fetched from the hub.
     """
     if modules is not None and (isinstance(modules, str | Mapping) or not isinstance(modules, Sequence)):
         raise ConfigError(f"lora_modules must be a list, such as ['name=path'], got {modules!r:.200}")
@@ -111,19 +122,24 @@ def make_lora_config(
         max_lora_rank=max_lora_rank,
         max_cpu_loras=max_cpu_loras,
         dtype=dtype,
-        modules=tuple(map(_module_of, modules or ())),
+        modules=tuple(_module_of(each, download_dir, may_fetch=may_fetch) for each in modules or ()),
     )
 
 
-def folders_to_merge(paths: Sequence[str] | None) -> tuple[str, ...]:
+def folders_to_merge(paths: Sequence[str] | None, download_dir: Path | None = None) -> tuple[str, ...]:
     """The absolute folders of adapters that are added to the weights while these are loaded.
+
+    Args:
+        paths: Their folders, or their names on the hub.
+        download_dir: Where to keep what comes from the hub; None: in its cache.
 
     Raises:
         ConfigError: No list, a folder is not an adapter's, or it is there twice.
+        ModelLoadError: One cannot be fetched from the hub.
     """
     if paths is not None and (isinstance(paths, str | Mapping) or not isinstance(paths, Sequence)):
         raise ConfigError(f"merge_lora must be a list of folders, got {paths!r:.200}")
-    folders = [str(check_adapter_folder(Path(path).name, path)) for path in paths or ()]
+    folders = [str(find_adapter(Path(path).name, path, download_dir)) for path in paths or ()]
     if twice := [folder for folder in folders if folders.count(folder) > 1]:
         raise ConfigError(f"merge_lora names {twice[0]} twice: rustvllm merges an adapter only once")
     return tuple(folders)
@@ -215,7 +231,7 @@ def check_adapter_folder(name: str, path: str | Path) -> Path:
         folder = Path(path).expanduser().absolute()
         is_there = folder.is_dir()
         missing = [file for file in (CONFIG_NAME, WEIGHTS_NAME) if not (folder / file).is_file()]
-        pickles = [file for file in _PICKLES if (folder / file).is_file()]
+        pickles = [file for file in PICKLES if (folder / file).is_file()]
     except (OSError, RuntimeError, ValueError) as error:  # too long, or ``~user`` of an unknown user
         raise ConfigError(f"adapter {name!r}: the folder {str(path)!r:.200} cannot be read: {error}") from error
     if not is_there:
@@ -230,7 +246,42 @@ def check_adapter_folder(name: str, path: str | Path) -> Path:
     return folder
 
 
-def _module_of(given: object) -> LoRAModule:
+def find_adapter(name: str, path: str, download_dir: Path | None = None) -> Path:
+    """The absolute folder of an adapter: the one of that path, or else what the hub has under that name.
+
+    Args:
+        name: The adapter's, for messages.
+        path: Of the folder, or ``owner/name`` on the hub.
+        download_dir: Where to keep what comes from the hub; None: in its cache.
+
+    Raises:
+        ConfigError: There is no such folder, or a file is missing.
+        ModelLoadError: It cannot be fetched from the hub.
+    """
+    if is_on_hub(path):
+        return check_adapter_folder(name, fetch_adapter(path, download_dir))
+    before, _, revision = path.partition("@")
+    if revision and is_on_hub(before) and not _exists(path):
+        raise ConfigError(
+            f"adapter {name!r}: {path!r:.200} is not a folder, and a name on the hub takes no revision: leave "
+            f"@{revision} out to load the main branch, or download that revision and name its folder"
+        )
+    return check_adapter_folder(name, path)
+
+
+def is_on_hub(path: str) -> bool:
+    """Whether a path is to be looked for on the hub: it has the form of a name there, and nothing here is called so."""
+    return is_hub_name(path) and not _exists(path)
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long, or ``~user`` of an unknown user
+        return False
+
+
+def _module_of(given: object, download_dir: Path | None, *, may_fetch: bool) -> LoRAModule:
     """A row of ``lora_modules``: ``name=path``, or an object, as JSON text or a mapping."""
     value = given
     if isinstance(given, str):
@@ -256,8 +307,10 @@ def _module_of(given: object) -> LoRAModule:
         if not isinstance(value.get(key), str if key != "base_model_name" else str | None):
             raise ConfigError(f"lora_modules: {key} must be a string, got {value.get(key)!r:.100}")
     check_adapter_name(value["name"])
-    folder = check_adapter_folder(value["name"], value["path"])
-    return LoRAModule(name=value["name"], path=str(folder), base_model_name=value.get("base_model_name"))
+    path = value["path"]
+    if may_fetch or not is_on_hub(path):
+        path = str(find_adapter(value["name"], path, download_dir))
+    return LoRAModule(name=value["name"], path=path, base_model_name=value.get("base_model_name"))
 
 
 def _require_int(name: str, value: object, high: int) -> None:

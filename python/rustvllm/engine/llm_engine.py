@@ -86,7 +86,9 @@ class LLMEngine:
         core_tokenizer = None if self.tokenizer is None else self.tokenizer.core
         interval = config.scheduler.stream_interval
         self._requests = RequestTable(self.engine_core, core_tokenizer, self._tracer, "LLMEngine", interval)
-        self._adapters = AdapterRegistry(self.config.lora, self.config.model.served_model_name)
+        self._adapters = AdapterRegistry(
+            self.config.lora, self.config.model.served_model_name, self.config.load.download_dir
+        )
         self._retired_adapters: set[int] = set()  # no name has them any more, requests may
         self.adapters_of_waiting: Callable[[], set[int]] = set
         self._idle_steps = 0

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from rustvllm.config import EngineConfig
+from rustvllm.config.hub.download import in_thread
 from rustvllm.exceptions import EngineDeadError, InvalidRequestError, QueryError
 from rustvllm.logger import init_logger
 from rustvllm.lora import queries
@@ -50,7 +51,7 @@ class AsyncAdapters:
     """
 
     def __init__(self, config: EngineConfig, in_use: Callable[[], set[int]]) -> None:
-        self.registry = AdapterRegistry(config.lora, config.model.served_model_name)
+        self.registry = AdapterRegistry(config.lora, config.model.served_model_name, config.load.download_dir)
         self.versions, self.own_version = memoryview(array("q", [0])), 0
         self._is_served = config.lora is not None
         self._is_alone = config.parallel.data_parallel_size == 1
@@ -97,11 +98,12 @@ class AsyncAdapters:
         await self.refresh(ask)
         if self.registry.find(request) is not None:
             return
+        # May be a download: nothing else waits for it, not even the end of the program.
+        folder = await asyncio.wrap_future(in_thread(lambda: self.registry.check(request), "rustvllm-adapter"))
         async with self._changing:
             await self.refresh(ask)
             if self.registry.find(request) is not None:  # loaded while this one waited
                 return
-            folder = await asyncio.to_thread(self.registry.check, request)
             before = self.registry.named(request.lora_name)
             if before is None:
                 crowded_out = self.registry.crowded_out(self._in_use(), may_crowd_out=may_crowd_out)

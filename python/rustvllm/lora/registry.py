@@ -12,8 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
-from rustvllm.config.lora import LoRAConfig, check_adapter_folder
-from rustvllm.exceptions import ConfigError, InvalidRequestError
+from rustvllm.config.hub.adapters import is_hub_name
+from rustvllm.config.hub.storage import is_snapshot_of
+from rustvllm.config.lora import LoRAConfig, find_adapter
+from rustvllm.exceptions import ConfigError, InvalidRequestError, ModelLoadError
 from rustvllm.lora.request import LoRARequest
 
 _RANDOM_BITS = 61
@@ -57,10 +59,11 @@ class AdapterRegistry:
     Args:
         config: Of the engine; None: it serves no adapters.
         names: What the model is called, which no adapter may be.
+        download_dir: Where to keep what comes from the hub; None: in its cache.
     """
 
-    def __init__(self, config: LoRAConfig | None, names: Collection[str]) -> None:
-        self._config, self._names = config, frozenset(names)
+    def __init__(self, config: LoRAConfig | None, names: Collection[str], download_dir: Path | None = None) -> None:
+        self._config, self._names, self._download_dir = config, frozenset(names), download_dir
         self._loaded: dict[str, LoadedAdapter] = {}  # the least recently used first
         for number, module in enumerate(() if config is None else config.modules, 1):
             request = LoRARequest(module.name, number, module.path, module.base_model_name)
@@ -102,7 +105,7 @@ class AdapterRegistry:
                 )
         if found is None or request.load_inplace:
             return None
-        if request.lora_path and _absolute(request.lora_path) != found.request.lora_path:
+        if request.lora_path and not _is_loaded_from(request.lora_path, found.request.lora_path):
             raise InvalidRequestError(
                 f"the adapter {request.lora_name!r} is loaded from {found.request.lora_path}, not from "
                 f"{request.lora_path}: set load_inplace=True to read another folder, or give it another name",
@@ -112,7 +115,7 @@ class AdapterRegistry:
         return found
 
     def check(self, request: LoRARequest) -> str:
-        """The folder of an adapter that is to be loaded, absolute.
+        """The folder of an adapter that is to be loaded, absolute; may fetch it from the hub.
 
         Raises:
             InvalidRequestError: There is none, or a file is missing.
@@ -122,9 +125,9 @@ class AdapterRegistry:
                 f"the adapter {request.lora_name!r} is not loaded, and the request has no lora_path", "lora_request"
             )
         try:
-            return str(check_adapter_folder(request.lora_name, request.lora_path))
-        except ConfigError as error:
-            raise InvalidRequestError(str(error), "lora_request") from None
+            return str(find_adapter(request.lora_name, request.lora_path, self._download_dir))
+        except (ConfigError, ModelLoadError) as error:
+            raise InvalidRequestError(str(error), "lora_request") from error
 
     def new_number(self) -> int:
         """A number for an adapter that is to be loaded."""
@@ -204,6 +207,11 @@ def _absolute(path: str) -> str:
         return str(Path(path).expanduser().absolute())
     except (OSError, RuntimeError, ValueError):  # too long, or ``~user`` of an unknown user
         return path
+
+
+def _is_loaded_from(path: str, folder: str) -> bool:
+    """Whether a folder is what a path names: on this machine, or on the hub, whichever commit that is."""
+    return _absolute(path) == folder or (is_hub_name(path) and is_snapshot_of(Path(folder), path))
 
 
 def distinct(requests: Iterable[LoRARequest | None]) -> list[LoRARequest]:

@@ -16,7 +16,8 @@ class LoRARequest:
     Attributes:
         lora_name: What it is called.
         lora_int_id: The caller's number for it, at least 1; ``list_loras`` and ``remove_lora`` use it.
-        lora_path: Its folder, as peft's ``save_pretrained`` writes it; "" for one that is loaded.
+        lora_path: Its folder, as peft's ``save_pretrained`` writes it, or its name on the hub (``owner/name``); "" for
+            one that is loaded.
         base_model_name: What it was made for; shown, not checked.
         load_inplace: Read the folder again although an adapter of this name is loaded.
         is_3d_lora_weight: Must be False: adapters of fused experts are not served.

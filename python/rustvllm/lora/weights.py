@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rustvllm.config.lora import CONFIG_NAME, WEIGHTS_NAME
+from rustvllm.config.hub.adapters import CONFIG_NAME, WEIGHTS_NAME
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.lora.modules import LinearPart, find_part, full_names
 from rustvllm.lora.peft_config import ModuleSettings, read_peft_config

@@ -1,5 +1,6 @@
 """What the running server knows: its settings, how far it is, and the model it serves."""
 
+import asyncio
 import dataclasses
 import hashlib
 import time
@@ -159,6 +160,7 @@ class ServerState:
         self.num_open_requests = 0
         self.tracer: FrontTracer | None = None
         self.load = load or ServerLoad()
+        self.adapter_download = asyncio.Lock()
 
     @property
     def model(self) -> ServedModel:

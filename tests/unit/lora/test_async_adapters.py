@@ -67,6 +67,9 @@ class FakeConfig:
     class model:  # noqa: N801
         served_model_name = ("base",)
 
+    class load:  # noqa: N801
+        download_dir = None
+
     class parallel:  # noqa: N801
         data_parallel_size = 1
 

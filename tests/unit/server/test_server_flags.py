@@ -253,6 +253,8 @@ def test_root_path(path):
         (["--max-log-len", "-1"], "at least 0, got '-1'"),
         (["--log-format", "xml"], "invalid choice: 'xml'"),
         (["--disable-access-log-for-endpoints", "health"], "must be paths such as /health,/metrics"),
+        (["--lora-hub", "a/b/c"], "must be an owner on the hub, OWNER/NAME or *, got 'a/b/c'"),
+        (["--lora-hub", "acme", "**"], "or *, got '**'"),
         (["--root-path", "a"], "must begin with / and not end with /"),
         (["--root-path", "/a/"], "must begin with / and not end with /"),
         (["--tool-call-parser", "x"], "has no format 'x'; the formats are auto, none, "),

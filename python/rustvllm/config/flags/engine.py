@@ -299,15 +299,15 @@ class EngineFlags:
         group="adapters",
     )
     lora_modules: list[Any] | None = arg(  # noqa: RUF009 -- it returns a dataclasses.field
-        'adapters to load at startup, as name=folder or {"name": ..., "path": ..., "base_model_name": ...}; requests '
-        "name each as a model",
+        'adapters to load at startup, as name=folder or {"name": ..., "path": ..., "base_model_name": ...}; a folder '
+        "or a hub name, owner/name; requests name each as a model",
         nargs="+",
         group="adapters",
     )
 
     merge_lora: list[str] | None = arg(  # noqa: RUF009 -- as above
-        "folders of adapters to merge into the model's weights at loading, so that requests cost no more than without "
-        "them; the model keeps its name",
+        "folders or hub names of adapters to merge into the model's weights at loading, so that requests cost no more "
+        "than without them; the model keeps its name",
         nargs="+",
         group="adapters",
     )

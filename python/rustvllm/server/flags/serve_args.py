@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rustvllm.config import METRICS_PREFIX
 from rustvllm.config.flags.refused import add_vllm_flags
+from rustvllm.config.hub.adapters import is_hub_name
 from rustvllm.exceptions import ConfigError
 from rustvllm.server.flags.answer_args import add_answer_args
 from rustvllm.server.flags.api_keys import API_KEY_VARIABLE
@@ -122,6 +123,15 @@ def _add_server_args(parser: argparse.ArgumentParser) -> None:
         "none)",
     )
     group.add_argument(
+        "--lora-hub",
+        nargs="+",
+        type=_hub_owner,
+        default=[],
+        metavar="OWNER",
+        help="let clients have adapters of these owners downloaded from the hub with POST /v1/load_lora_adapter; "
+        "OWNER/NAME allows one, * all (default: clients download none)",
+    )
+    group.add_argument(
         "--api-key",
         nargs="+",
         metavar="KEY",
@@ -226,6 +236,12 @@ def _folder(text: str) -> str:
     if not is_folder:
         raise argparse.ArgumentTypeError(f"must be a folder, but there is no folder {folder}")
     return str(folder)
+
+
+def _hub_owner(text: str) -> str:
+    if text != "*" and not is_hub_name(text if "/" in text else f"{text}/name"):
+        raise argparse.ArgumentTypeError(f"must be an owner on the hub, OWNER/NAME or *, got {text[:200]!r}")
+    return text
 
 
 def _port(text: str) -> int:

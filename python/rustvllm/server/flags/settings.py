@@ -41,6 +41,7 @@ class ServerSettings:
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     root_path: str = ""
     lora_root: str | None = None
+    lora_hub: tuple[str, ...] = ()
     uvicorn_log_level: str = "warning"
     enable_access_log: bool = False
     shutdown_timeout: float = 0.0
@@ -95,6 +96,7 @@ class ServerSettings:
             max_body_bytes=args.max_body_bytes,
             root_path=args.root_path,
             lora_root=args.lora_root,
+            lora_hub=tuple(args.lora_hub),
             uvicorn_log_level=args.uvicorn_log_level,
             enable_access_log=args.enable_access_log,
             shutdown_timeout=args.shutdown_timeout,

@@ -374,7 +374,10 @@ class LoadAdapterRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     lora_name: str | None = None
-    lora_path: str | None = Field(default=None, description="Folder below --lora-root, relative to it or absolute.")
+    lora_path: str | None = Field(
+        default=None,
+        description="Folder below --lora-root, relative to it or absolute; or owner/name on the hub, with --lora-hub.",
+    )
     load_inplace: bool = Field(default=False, description="Read the folder again if an adapter has this name.")
 
 
