@@ -155,6 +155,22 @@ def test_a_file_that_another_commit_had_is_not_hashed_again(server, monkeypatch)
     monkeypatch.setattr(checksums, "_sha256_of", None)
     found = path_of()
     assert (found.name, contents(found)["config.json"]) == (NEWER, b'{"new": 1}')
+    go_offline(monkeypatch)
+    assert path_of() == found
+
+
+def test_a_cache_without_links(server, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_SYMLINKS", True)
+    server.spoiled.add(("acme/model", FIRST))
+    with pytest.raises(ModelLoadError, match=f"{FIRST} has the SHA-256"):
+        path_of()
+    server.spoiled.clear()
+    server.requests.clear()
+    assert contents(path_of()) == FILES
+    assert server.fetched() == [FIRST]
+    monkeypatch.setattr(checksums, "_sha256_of", None)
+    found = path_of()
+    assert not (found / FIRST).is_symlink()
 
 
 def test_a_cached_file_of_another_size_is_fetched_again(server):
