@@ -205,8 +205,11 @@ def test_tags_branches_and_commits(server, monkeypatch, revision):
 
 
 def test_the_copy_before_an_interrupted_download_still_serves(server, monkeypatch):
+    files = FILES | {"additional_chat_templates/tool_use.jinja": b"tools"}
+    server.put("acme/model", files)
     before = path_of()
-    server.put("acme/model", FILES | {FIRST: WEIGHTS[5:]}, NEWER)
+    assert contents(before) == files
+    server.put("acme/model", files | {FIRST: WEIGHTS[5:]}, NEWER)
     server.revisions["acme/model"]["main"] = NEWER
     server.spoiled.add(("acme/model", FIRST))
     with pytest.raises(ModelLoadError, match=f"{FIRST} has the SHA-256"):

@@ -61,10 +61,9 @@ def model_snapshot(wanted: Wanted, *, with_weights: bool, with_code: bool = Fals
     if files:
         _check_files(files, wanted, with_weights=with_weights, with_config=with_config)
     try:
-        # Which the ignored patterns leave out.
-        if any(fnmatchcase(file, _TEMPLATE_PATTERN) for file in files):
-            fetch(wanted, listing, [_TEMPLATE_PATTERN])
         path = fetch(wanted, listing, patterns, _IGNORED_PATTERNS)
+        if any(fnmatchcase(file, _TEMPLATE_PATTERN) for file in files):  # which the ignored patterns leave out
+            fetch(wanted, listing, [_TEMPLATE_PATTERN])
     except Exception as error:  # noqa: BLE001 -- every failure of the hub is explained, none is a traceback
         explain(error, wanted, cached(names, wanted.revision, needed)[1], is_download=True)
     if with_config and not (path / "config.json").is_file():
