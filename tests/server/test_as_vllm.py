@@ -6,7 +6,8 @@ import pytest
 from asgi_client import assert_error, serving
 from fake_engine import FakeEngine
 
-from rustvllm.server.endpoint_table import UNBUILT_ENDPOINTS
+from rustvllm.server.endpoint_table import ENDPOINTS, UNBUILT_ENDPOINTS
+from rustvllm.server.state import ServerSettings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TEMPLATE = (
@@ -116,9 +117,17 @@ async def test_a_trailing_slash_and_redoc_lead_to_where_it_is(path, location):
     assert there.status_code == 200
 
 
-async def test_head_of_the_metrics():
-    async with serving() as (client, _):
-        assert (await client.head("/metrics")).status_code == 200
+async def test_a_probe_with_head_hears_what_get_says():
+    rows = [row for row in ENDPOINTS if row.method == "GET" and not row.is_watching]
+    paths = {row.path.replace("{model_id:path}", "fake") for row in rows}
+    assert len(paths) > 8
+    async with serving(settings=ServerSettings(dashboard="any")) as (client, _):
+        for path in sorted(paths | {"/docs", "/redoc", "/openapi.json"}):
+            heard, told = await client.head(path), await client.get(path)
+            assert heard.status_code == told.status_code, path
+            assert heard.headers.keys() == told.headers.keys(), path
+        for path in ("/dashboard/events", "/v1/completions"):
+            assert (await client.head(path)).status_code == 405
 
 
 @pytest.mark.parametrize("path", ["/generative_scoring", "/pause", "/v1/uploads", "/v1/uploads/x/parts", "/v2/embed"])

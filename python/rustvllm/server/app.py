@@ -78,9 +78,11 @@ def build_app(state: ServerState) -> FastAPI:
     app.state.journey_seats = journey_seats()
     for row in (*ENDPOINTS, *UNBUILT_ENDPOINTS):
         app.add_api_route(row.path, row.handler, methods=[row.method], include_in_schema=row.is_documented)
+        if row.method == "GET" and not row.is_watching:  # monitors probe with HEAD; uvicorn leaves the body out
+            app.add_api_route(row.path, row.handler, methods=["HEAD"], include_in_schema=False)
     if docs:
-        app.add_api_route("/docs", front_page.docs, methods=["GET"], include_in_schema=False)
-        app.add_api_route("/redoc", front_page.redoc, methods=["GET"], include_in_schema=False)
+        app.add_api_route("/docs", front_page.docs, methods=["GET", "HEAD"], include_in_schema=False)
+        app.add_api_route("/redoc", front_page.redoc, methods=["GET", "HEAD"], include_in_schema=False)
     for kind in _FORESEEN:
         app.add_exception_handler(kind, errors.handle_exception)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)

@@ -106,7 +106,6 @@ ENDPOINTS: Final = (
     Endpoint(
         "GET", "/metrics", metrics.metrics, media_types=("text/plain", metrics.OPENMETRICS), is_answered_when_full=True
     ),
-    Endpoint("HEAD", "/metrics", metrics.metrics, is_documented=False, is_answered_when_full=True),
     # The page has no data in it, so it needs no key.
     Endpoint("GET", "/dashboard", dashboard.dashboard, is_documented=False, is_open=True),
     Endpoint("GET", "/dashboard/", dashboard.dashboard_with_a_slash, is_documented=False, is_open=True),
