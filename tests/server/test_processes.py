@@ -3,13 +3,14 @@
 import ctypes
 import signal
 import stat
+import sys
 import time
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from server_process import REAL, STOP_SECONDS, ServerProcess
+from server_process import REAL, STOP_SECONDS, TEMPLATES, ServerProcess
 
 SIM = [*REAL, "--executor", "sim", "--port", "0"]
 BODY = {"prompt": "Once", "max_tokens": 8, "temperature": 0}
@@ -66,6 +67,20 @@ def test_only_the_engine_has_torch_and_only_the_api_process_has_fastapi(empty_tm
     assert "Traceback" not in server.output
     for words in ("engine 0 ready after", "API process 0 ready after", "(import "):
         assert words in server.output
+
+
+def test_orphans_that_come_to_the_launcher_as_process_1_leave_no_zombies():
+    becomes_subreaper = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1); os.execv(sys.argv[1], sys.argv[1:])"
+    with ServerProcess([sys.executable, "-c", becomes_subreaper, *SIM]) as server:
+        server.wait_until_ready()
+        wait_until(lambda: server.children(TEMPLATES))
+        (worker,), (api,) = server.children(TEMPLATES), server.apis()
+        api.kill()  # its worker ends too, and is now a child of the launcher
+        server.wait_for("starting it again")
+        wait_until(lambda: not worker.is_running())
+        wait_until(lambda: [other for other in server.apis() if other != api])
+        code, _ = server.end(signal.SIGTERM)
+    assert code == 0, server.output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

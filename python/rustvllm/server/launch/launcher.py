@@ -39,6 +39,7 @@ from rustvllm.server.flags.settings import SIGNAL_ECHO_SECONDS, ServerSettings
 from rustvllm.server.launch import console
 from rustvllm.server.launch.api_child import ApiChild
 from rustvllm.server.launch.listen import Listener
+from rustvllm.server.launch.orphans import reap_orphans
 from rustvllm.server.launch.process_layout import ProcessLayout
 from rustvllm.server.launch.restart_budget import RestartBudget
 from rustvllm.server.launch.stall_guard import StallGuard
@@ -111,6 +112,7 @@ class Launcher:
                     event = self._events.get(timeout=self._patience())
                 except queue.Empty:
                     self._kill_overdue_children()
+                    reap_orphans({child.pid for child in (*self._engines.values(), *self._apis.values())})
                 else:
                     event()
         except (RustVLLMError, OSError) as error:
