@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.exceptions import ConfigError
 from rustvllm.process.output.standard_streams import discard_output, leave, open_missing, replace_unwritable
-from rustvllm.process.startup_memory import check_address_space
+from rustvllm.process.startup_memory import check_address_space, explain_shortage
 
 COMMANDS = {
     "serve": "serve a model behind an OpenAI-compatible HTTP server",
@@ -67,13 +67,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _end(EXIT_INTERRUPTED, may_leave=argv is None)
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno in _NO_ROOM:
+            discard_output()
+            print(f"{program}: error: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
+        elif not _explains(error, program):
             raise
-        discard_output()
-        print(f"{program}: error: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
+    except (RuntimeError, MemoryError, ImportError) as error:
+        if not _explains(error, program):
+            raise
     else:
         return _end(code, may_leave=argv is None)
     return EXIT_FAILURE
+
+
+def _explains(error: Exception, program: str) -> bool:
+    """Whether too little memory or too few threads explain an error; then the message is printed."""
+    shortage = explain_shortage(error)
+    if shortage is not None:
+        print(f"{program}: error: {shortage}", file=sys.stderr)
+    return shortage is not None
 
 
 def _end(code: int, *, may_leave: bool) -> int:

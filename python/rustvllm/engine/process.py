@@ -19,7 +19,7 @@ from rustvllm import _core
 from rustvllm.config import EngineConfig
 from rustvllm.engine import run_loop
 from rustvllm.engine.core import EngineCore
-from rustvllm.exceptions import ConfigError, ModelLoadError, RustVLLMError
+from rustvllm.exceptions import ConfigError, RustVLLMError
 from rustvllm.logger import init_logger
 from rustvllm.observe.metrics.counters import EngineMetrics
 from rustvllm.observe.metrics.stat_logger import LoggingStatLogger
@@ -44,12 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 after a shutdown, 1 when the engine failed or could not start.
     """
-    serving_output.begin()
     gc.disable()  # until the start is over: imports make much and little garbage
     stop = _Stop()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     link = ParentLink.from_command_line("python -m rustvllm.engine.process", argv, "--executor")
     try:
+        serving_output.begin()
         _import_executor(link.args.executor)  # while the parent finds out what there is to load
         phases = {"import": link.age}
         order = link.receive()
@@ -63,10 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         server = _listen(core, order)
         core.on_step_error = server.note_step_error
         reporter = _make_reporter(core, order.get("rank", 0))
+        if reporter is not None:
+            reporter.start()
+        threading.Thread(target=_log_complaints, args=(server,), name="rustvllm-complaints", daemon=True).start()
     except BaseException as error:
-        shortage = explain_shortage(error)
-        link.say_error(error if shortage is None else ModelLoadError(shortage))
-        if shortage is None and not isinstance(error, RustVLLMError):
+        link.say_error(error)
+        if explain_shortage(error) is None and not isinstance(error, RustVLLMError):
             logger.critical("the engine could not start", exc_info=error)
         return EXIT_FAILURE
     stop.handle = core.handle
@@ -77,9 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     phases |= core.startup_phases
     longest = core.config.model.max_model_len
     link.say_ready(link.age, phases, num_blocks=core.num_blocks, max_model_len=longest, tcp_port=server.tcp_port)
-    if reporter is not None:
-        reporter.start()
-    threading.Thread(target=_log_complaints, args=(server,), name="rustvllm-complaints", daemon=True).start()
     died = run_loop.run(core, lambda: stop.is_set, server)
     if reporter is not None:
         reporter.stop()

@@ -19,8 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rustvllm.exceptions import ModelLoadError
 from rustvllm.logger import init_logger
 from rustvllm.process.output.serving_output import drain
+from rustvllm.process.startup_memory import explain_shortage
 
 logger = init_logger(__name__)
 
@@ -43,7 +45,11 @@ class ParentLink:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _wake_with_parent()
         self._end_with_parent_at_once(True)
-        threading.Thread(target=self._listen, name="rustvllm-parent", daemon=True).start()
+        try:
+            threading.Thread(target=self._listen, name="rustvllm-parent", daemon=True).start()
+        except RuntimeError as error:
+            self.say_error(error)
+            raise SystemExit(1) from error
 
     @classmethod
     def from_command_line(cls, program: str, argv: Sequence[str] | None, *more_flags: str) -> "ParentLink":
@@ -98,7 +104,9 @@ class ParentLink:
             logger.debug("the parent no longer waits for this process")
 
     def say_error(self, error: BaseException) -> None:
-        """Report to the parent why this process cannot start."""
+        """Report to the parent why this process cannot start: in one line if the machine has too little for it."""
+        if (shortage := explain_shortage(error)) is not None:
+            error = ModelLoadError(shortage)
         self.say(error={"type": type(error).__name__, "message": str(error)})
 
     def _end_with_parent_at_once(self, yes: bool) -> None:

@@ -23,6 +23,7 @@ from rustvllm.process.config_json import build
 from rustvllm.process.output import serving_output
 from rustvllm.process.parent_link import ParentLink
 from rustvllm.process.stall_watch import StallWatch
+from rustvllm.process.startup_memory import explain_shortage
 from rustvllm.server.flags.settings import ServerSettings
 from rustvllm.server.request_load import ServerLoad
 
@@ -42,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 after a request to stop, 1 when it has no engine or could not start.
     """
-    serving_output.begin()
     flags = ("--listen-fd", "--load-fd", "--index")
     link = ParentLink.from_command_line("python -m rustvllm.server.api_process", argv, *flags)
     try:
+        serving_output.begin()
         from rustvllm.server.api_server import ApiServer
 
         phases = {"import": link.age}
@@ -55,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         register_secrets(settings.api_keys)
     except BaseException as error:
         link.say_error(error)
-        raise
+        if explain_shortage(error) is None:
+            raise
+        return 1
 
     def on_ready(state: "ServerState") -> None:
         phases["engine"] = link.age - phases["import"]

@@ -44,7 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 after a shutdown, 1 when this rank failed or could not start.
     """
-    serving_output.begin()
     link = ParentLink.from_command_line("python -m rustvllm.worker.process", argv)
     # If this process hangs, rank 0 makes it write its stack here and reads it; that needs nothing else of this process.
     stack = os.fdopen(os.memfd_create("rustvllm-stack"), "wb", buffering=0)
@@ -52,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     reader: _core.StepReader | None = None
     has_joined = False
     try:
+        serving_output.begin()
         import torch
 
         from rustvllm.distributed import facts, meetings, rendezvous

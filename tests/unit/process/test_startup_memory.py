@@ -41,6 +41,27 @@ def test_no_room_for_torch_is_one_line():
     assert "its address space is limited to 1024 MiB, raise it (ulimit -v)" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["output", "parent", "complaints", "engine-process-0", "api-process-0"])
+def test_no_thread_left_is_one_line_whichever_it_is(tmp_path, name):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading\n"
+        "start = threading.Thread.start\n"
+        "def refuse(thread):\n"
+        f"    if thread.name.lower().replace(' ', '-').startswith('rustvllm-{name}'):\n"
+        "        raise RuntimeError(\"can't start new thread\")\n"
+        "    start(thread)\n"
+        "threading.Thread.start = refuse\n",
+        encoding="utf-8",
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "rustvllm.cli.main", "serve", "--executor", "sim", "--port", "0"],
+        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert done.stderr.splitlines()[-1].startswith("rustvllm serve: error: the system refused a thread or a process (")
+
+
 @pytest.mark.parametrize(
     ("error", "is_shortage"),
     [
@@ -48,6 +69,9 @@ def test_no_room_for_torch_is_one_line():
         (ImportError("libtorch_cpu.so: failed to map segment from shared object"), True),
         (OSError(12, "Cannot allocate memory"), True),
         (RuntimeError("can't start new thread"), True),
+        (BlockingIOError(11, "Resource temporarily unavailable"), True),
+        (BlockingIOError(11, "write could not complete without blocking"), False),
+        (SystemError("<function _find_and_load> returned NULL without setting an exception"), True),
         (ImportError("No module named 'torch'"), False),
         (FileNotFoundError(2, "No such file or directory"), False),
         (ValueError("cannot allocate memory"), False),

@@ -35,6 +35,7 @@ from rustvllm.process.engine_child import EngineProcess
 from rustvllm.process.open_files import OpenFiles, warn_if_small
 from rustvllm.process.output.serving_output import leave as leave_process
 from rustvllm.process.run_directory import SOCKET_NAME, choose_run_directory
+from rustvllm.process.startup_memory import explain_shortage
 from rustvllm.server.flags.settings import SIGNAL_ECHO_SECONDS, ServerSettings
 from rustvllm.server.launch import console
 from rustvllm.server.launch.api_child import ApiChild
@@ -116,7 +117,7 @@ class Launcher:
                 else:
                     event()
         except (RustVLLMError, OSError) as error:
-            console.complain(str(error))
+            console.complain(explain_shortage(error) or str(error))
             self._exit_code = 1
         finally:
             self._kill_all()
