@@ -110,7 +110,7 @@ def test_a_reader_that_has_heard_enough_ends_the_program_without_a_word(silent):
         done = subprocess.run(argv, stdout=theirs, stderr=subprocess.PIPE, timeout=60, check=False)
     finally:
         os.close(theirs)
-    assert (done.returncode, done.stderr) == (1, b"")
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_bytes_that_are_no_text_are_said_before_the_server_is_asked(capsys, silent):

@@ -6,7 +6,6 @@ from contextlib import closing, suppress
 
 from rustvllm.cli.api_client import ApiError
 from rustvllm.parameter_checks import is_valid_unicode
-from rustvllm.process.output.standard_streams import discard_output
 
 Answer = Callable[[str], Generator[str]]
 """What was asked → pieces of the answer."""
@@ -70,8 +69,5 @@ def _say(program: str, asked: str, answer: Answer) -> int:
         return EXIT_INTERRUPTED
     except ApiError as error:
         print(f"{program}: error: {error}", file=sys.stderr)
-        return EXIT_FAILURE
-    except BrokenPipeError:  # the reader has heard enough
-        discard_output()
         return EXIT_FAILURE
     return EXIT_OK

@@ -8,6 +8,7 @@ import difflib
 import errno
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.exceptions import ConfigError
@@ -25,6 +26,9 @@ COMMANDS = {
     "collect-env": "print versions, machine and settings, for a report of a problem",
 }
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_NO_READER = 141
+"""What a shell reports of a program that SIGPIPE ended, because nothing reads its output any more."""
+_LOADING_TORCH = ("serve", "trace", "run-batch", "bench")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -49,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; None: those of the process.
 
     Returns:
-        The exit code: 0, 1 for a failure, 2 for wrong usage.
+        The exit code: 0, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C, 141 when nothing reads the output.
     """
     open_missing()  # before a socket or a pipe takes one of their numbers
     replace_unwritable()
@@ -64,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{program}: error: {error}", file=sys.stderr)
     except BrokenPipeError:  # the reader of the output has gone
         discard_output()
+        return EXIT_NO_READER
     except KeyboardInterrupt:
         return _end(EXIT_INTERRUPTED, may_leave=argv is None)
     except OSError as error:
@@ -95,6 +100,18 @@ def _end(code: int, *, may_leave: bool) -> int:
     return code
 
 
+def _check_working_folder() -> None:
+    """Check that the working folder exists: torch's libraries do not find each other from one that was removed.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError("the working folder has been removed; change to a folder that exists (cd)") from None
+
+
 def _run(args: list[str]) -> int:
     """Run a command; its exit code."""
     parser = make_parser()
@@ -108,6 +125,8 @@ def _run(args: list[str]) -> int:
         return EXIT_OK
     command, *rest = args
     check_address_space()
+    if command in _LOADING_TORCH:
+        _check_working_folder()
     if command == "serve":
         try:
             from rustvllm.cli.serve import serve

@@ -28,6 +28,15 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         given = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args([with_dashes(arg) for arg in given], namespace)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse's, which does not notice when standard output cannot be written."""
+        import sys
+
+        if message and file is sys.stdout:
+            file.write(message)
+        else:
+            super()._print_message(message, file)
+
     def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
         """End with an error over arguments that no flag takes."""
         first = unknown[0].partition("=")[0]

@@ -1,4 +1,4 @@
-"""Reports too little memory, or too few threads, at start-up in one line, where libraries would fail with tracebacks."""
+"""Reports too little memory, or too few threads, at start-up in one line; libraries would fail with tracebacks."""
 
 import resource
 
@@ -6,7 +6,7 @@ from rustvllm.exceptions import ConfigError
 
 LEAST_ADDRESS_SPACE = 256 << 20
 """The least address space, in bytes, of a process that loads the core and numpy and starts its threads."""
-_SIGNS = ("failed to map segment", "cannot allocate memory", "unable to allocate", "returned null without setting an exc")
+_SIGNS = ("failed to map segment", "cannot allocate memory", "unable to allocate", "returned null without setting")
 _NO_THREAD, _TRY_AGAIN = "can't start new thread", "temporarily unavailable"
 
 

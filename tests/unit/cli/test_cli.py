@@ -1,5 +1,9 @@
 """The command line's own part: commands, flags that mean the same, the positional model, messages and exit codes."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 import rustvllm
@@ -39,6 +43,31 @@ def test_a_trace_that_is_interrupted_while_it_imports_says_nothing(monkeypatch):
 
     monkeypatch.setattr("rustvllm.cli.trace.trace", interrupted)
     assert main(["trace", "x"]) == 130
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["--version", "--help", "serve --help=all", "trace a --max-tokens 1"])
+def test_output_without_a_reader_ends_a_command_as_sigpipe_would(command, unbuffered):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "rustvllm.cli.main", *command.split()], stdout=writer, stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered}, timeout=120, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert done.returncode == 141
+    assert b"Error" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "trace", "run-batch", "bench"])
+def test_a_working_folder_that_was_removed_is_named(tmp_path, command):
+    gone = tmp_path / "gone"
+    program = f'mkdir {gone}; cd {gone}; rmdir {gone}; exec "{sys.executable}" -m rustvllm.cli.main {command}'
+    done = subprocess.run(["/bin/sh", "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"rustvllm {command}: error: the working folder has been removed; change to a folder that exists (cd)"
+    )
 
 
 def test_unknown_commands(capsys):

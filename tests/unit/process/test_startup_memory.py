@@ -48,7 +48,7 @@ def test_no_thread_left_is_one_line_whichever_it_is(tmp_path, name):
         "start = threading.Thread.start\n"
         "def refuse(thread):\n"
         f"    if thread.name.lower().replace(' ', '-').startswith('rustvllm-{name}'):\n"
-        "        raise RuntimeError(\"can't start new thread\")\n"
+        '        raise RuntimeError("can\'t start new thread")\n'
         "    start(thread)\n"
         "threading.Thread.start = refuse\n",
         encoding="utf-8",
