@@ -30,10 +30,8 @@ from rank_engines import (
     tokens,
 )
 from rustvllm import LLM, SamplingParams, StructuredOutputsParams
-from rustvllm.config.hub import embedded_model_path
 from rustvllm.distributed.commands import Command
 from rustvllm.exceptions import ConfigError, EngineDeadError, ModelLoadError, RustVLLMError
-from rustvllm.lora.request import LoRARequest
 from rustvllm.worker.step_output import ModelRunnerOutput
 
 
@@ -118,60 +116,6 @@ def test_beams_grammars_and_log_probabilities_are_rank_0s_alone(pair: LLM, alone
     for place, other in zip(of_prompt, other_of_prompt, strict=True):
         assert place == pytest.approx(other, abs=1e-4)
     assert named_scores(pair) == pytest.approx(named_scores(alone), abs=1e-4)
-
-
-def make_adapter(folder: Any, seed: int) -> LoRARequest:
-    """Make an adapter for the embedded model, with random weights that are large enough to change its output."""
-    import warnings
-
-    import peft
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    options: dict[str, Any] = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # theirs, of each other
-        model = AutoModelForCausalLM.from_pretrained(embedded_model_path(), n_head=4)
-        adapted = peft.get_peft_model(model, peft.LoraConfig(**options, fan_in_fan_out=True))
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
-                parameter.data = torch.randn(parameter.shape, generator=generator) * parameter.shape[1] ** -0.5
-        adapted.save_pretrained(folder)
-    return LoRARequest(folder.name, seed, str(folder))
-
-
-@pytest.mark.slow
-def test_ranks_give_the_tokens_of_one_with_adapters_and_refuse_what_is_none_together(tmp_path: Any) -> None:
-    first, second = make_adapter(tmp_path / "first", 1), make_adapter(tmp_path / "second", 2)
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "target_modules": ["c_attn"]}')
-    greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-    found = []
-    for size in (1, 2):
-        with start(tensor_parallel_size=size, enable_lora=True, max_loras=2, max_lora_rank=8) as llm:
-            mine = ranks_of(os.getpid()) if size == 2 else []
-            requests = [None, first, second, first, None, second]
-            outputs = llm.generate(prompts(6), [greedy] * 6, lora_request=requests, use_tqdm=False)
-            with pytest.raises(RustVLLMError, match="broken"):
-                llm.generate(prompts(1), greedy, lora_request=LoRARequest("broken", 3, str(broken)), use_tqdm=False)
-            again = llm.generate(prompts(6), [greedy] * 6, lora_request=requests, use_tqdm=False)
-            found += [[list(each.outputs[0].token_ids) for each in some] for some in (outputs, again)]
-            if mine:
-                assert executor_of(llm).rank_views()[1].collectives > 0
-                executor_of(llm)._ranks.order({"adapter": {"number": 9, "name": "x", "path": str(broken)}})
-                number = executor_of(llm)._writer.publish(Command.ADD_ADAPTER, [], 10.0)
-                executor_of(llm)._writer.wait_done(number, 10.0)
-                assert executor_of(llm)._writer.lines()[0]["value"] == 1, "the other rank says that it could not"
-                assert mine[0].is_running()
-    assert found[0] == found[1] == found[2] == found[3]
-    assert len({str(each) for each in found[0]}) == 6
-    with start(num_gpu_blocks_override=400) as llm:
-        without = tokens(llm, greedy, prompts(6))
-    assert [each[0] == other for each, other in zip(without, found[0], strict=True)] == [
-        True, False, False, False, True, False
-    ], "the adapters change too little to be seen"  # fmt: skip
 
 
 def test_a_step_that_rank_0_fails_to_sample_harms_no_other(pair: LLM, alone: LLM, monkeypatch: Any) -> None:

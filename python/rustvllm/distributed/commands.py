@@ -11,7 +11,8 @@ class Command(IntEnum):
 
     Ranks answer every command but ``STEP`` and ``SHUTDOWN`` with a number, and rank 0 waits for the answers before it
     sends the next frame. ``INIT_CACHE`` and ``ADD_ADAPTER`` only say when; their arguments come as an order on standard
-    input.
+    input. The answer to ``LOAD`` and ``ADD_ADAPTER`` is the digest of the adapters that the rank has read for it, or
+    ``NOT_LOADED``.
     """
 
     LOAD = 1
@@ -25,6 +26,8 @@ class Command(IntEnum):
     SHUTDOWN = 9
 
 
+NOT_LOADED = 1
+"""The answer of a rank that cannot load an adapter; digests are even."""
 WAITS = ("", "all_reduce", "all_gather", "broadcast", "receive", "send", "a collective")
 """Names of the collectives that a rank may wait in, by the number that it reports; the last one is for all others."""
 _LAYER_BIT = 8

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig
+from rustvllm.config.hub.adapters import CONFIG_NAME, WEIGHTS_NAME
 
+_FINGERPRINTS = {"model": "fingerprint of the model's files", "merge_lora": "fingerprint of the files of --merge-lora"}
 _LONGEST_HEADER = 100 << 20
 """Most bytes of a safetensors header, as the safetensors library limits it."""
 _GGUF_HEAD = 1 << 20
@@ -23,6 +25,15 @@ def start_facts(config: EngineConfig) -> dict[str, str]:
         "torch": importlib.metadata.version("torch"),
         "model": model_fingerprint(config.model.path),
     }
+
+
+def rank_facts(config: EngineConfig) -> dict[str, str]:
+    """The facts above, and a digest of the files of adapters that each rank merges into its part of the weights."""
+    digest = hashlib.sha256()
+    for folder in map(Path, config.load.merge_lora):
+        for file in (folder / CONFIG_NAME, folder / WEIGHTS_NAME):
+            digest.update(file.read_bytes() if file.is_file() else b"")
+    return start_facts(config) | {"merge_lora": digest.hexdigest()[:16]}
 
 
 def node_facts(config: EngineConfig) -> dict[str, str]:
@@ -70,7 +81,7 @@ def difference(own: Mapping[str, str], theirs: Mapping[str, str], rank: int) -> 
     """
     if (name := _first_unlike(own, theirs)) is None:
         return None
-    what = "fingerprint of the model's files" if name == "model" else name
+    what = _FINGERPRINTS.get(name, name)
     return (
         f"worker rank {rank} has another {what} than rank 0: {own.get(name)} and {theirs[name]}; use the same "
         "installation and model for all ranks"

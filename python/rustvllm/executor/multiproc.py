@@ -26,7 +26,7 @@ from torch import Tensor
 
 from rustvllm import _core, envs
 from rustvllm.distributed import agreement, facts, meetings, nodes, rendezvous
-from rustvllm.distributed.commands import Command
+from rustvllm.distributed.commands import NOT_LOADED, Command
 from rustvllm.distributed.rank_group import RankGroup
 from rustvllm.distributed.stages import WHOLE, RankPlace, Stage
 from rustvllm.exceptions import ConfigError, DeviceFailedError, ModelLoadError, RustVLLMError, SchedulerStateError
@@ -105,7 +105,7 @@ class MultiProcExecutor(UniProcExecutor):
                     "tensor_size": tensor_size,
                     "num_stages": num_stages,
                     "config": plain(follower_config(config)),
-                    "facts": facts.start_facts(config),
+                    "facts": facts.rank_facts(config),
                     "host": self._host,
                     "port": store.port,
                     "timeout": timeout,
@@ -162,6 +162,14 @@ class MultiProcExecutor(UniProcExecutor):
             super().load_model()
             if envs.check_invariants():
                 agreement.watch(self._runner.model, self._group)
+        own = self._worker.adapters_digest
+        with self._ended_on_error():
+            for rank, line in enumerate(self._writer.lines(), 1):
+                if line["value"] != own:
+                    raise ModelLoadError(
+                        f"lora_modules: worker rank {rank} has read other adapters than rank 0; copy the same files to "
+                        "each machine"
+                    )
         if self._runner.share_ids is not None:
             self._runner.share_ids = self._share_ids
 
@@ -208,19 +216,29 @@ class MultiProcExecutor(UniProcExecutor):
         """Load an adapter on every rank, or on none; see ``UniProcExecutor.add_adapter``.
 
         Raises:
-            ModelLoadError: Another rank cannot load it. If this rank cannot, its own error is raised.
+            ModelLoadError: Another rank cannot load it, or has read other numbers. If this rank cannot load it, its own
+                error is raised.
         """
         self._ranks.order({"adapter": {"number": number, "name": name, "path": path}})
         try:
             with self._by_all(Command.ADD_ADAPTER):
                 super().add_adapter(number, name, path)
-            failed = [rank for rank, line in enumerate(self._writer.lines(), 1) if line["value"]]
-            if failed:
-                raise ModelLoadError(f"worker rank {failed[0]} cannot load the adapter {name!r}; its log says why")
+            self._check_answers(name, path, self._worker.adapters.digests.get(number, 0))
         except RustVLLMError:
             if self._ranks.death is None:
                 self.remove_adapter(number)
             raise
+
+    def _check_answers(self, name: str, path: str, own: int) -> None:
+        """Check that each rank has read the numbers of the adapter that this rank has read, whose digest is ``own``."""
+        for rank, line in enumerate(self._writer.lines(), 1):
+            if line["value"] == NOT_LOADED:
+                raise ModelLoadError(f"worker rank {rank} cannot load the adapter {name!r}; its log says why")
+            if line["value"] != own:
+                raise ModelLoadError(
+                    f"adapter {name!r}: worker rank {rank} has read other numbers than rank 0. Its files in {path} are "
+                    "others, or were written at that moment: copy the same files there, and load the adapter again"
+                )
 
     def prepare_adapter(self, number: int, name: str, path: str) -> Callable[[], None]:
         """Read nothing yet: all ranks read the adapter together, between two steps."""

@@ -16,7 +16,7 @@ from rustvllm.lora.device_table import DeviceTable, Send, TableDelta
 from rustvllm.lora.layers import AdaptedLinear, AdapterStep, DecoderWithAdapters, LinearDelta, by_layer
 from rustvllm.lora.modules import adaptable_linears, adaptable_parts
 from rustvllm.lora.static_adapters import StaticAdapters
-from rustvllm.lora.weights import read_adapter
+from rustvllm.lora.weights import digest_of, read_adapter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +45,7 @@ class AdapterStore:
 
     Attributes:
         lora_ranks: The largest rank of each adapter that is loaded, by its number.
+        digests: What :func:`~rustvllm.lora.weights.digest_of` says of each; empty unless ranks share layers.
 
     Raises:
         ModelLoadError: One of ``config.modules`` is wrong.
@@ -67,6 +68,7 @@ class AdapterStore:
         self._step = AdapterStep()
         self._names: dict[int, str] = {}
         self.lora_ranks: dict[int, int] = {}
+        self.digests: dict[int, int] = {}
         self._layers: dict[int, AdaptedLinear] = {}
         self._parts = adaptable_parts(model)
         self._kept: dict[int, torch.dtype] = {}
@@ -121,7 +123,8 @@ class AdapterStore:
             install, size = self._make(name, number, deltas)
         about = f"{len(read)} modules, {size / 2**20:.1f} MiB, from {folder}"
         rank = max(matrices.down.shape[0] for matrices in read)
-        return partial(self._install, number, name, install, rank, about)
+        digest = digest_of(read) if any(part.shard is not None for part in self._parts.values()) else None
+        return partial(self._install, number, name, install, rank, digest, about)
 
     def _make(
         self, name: str, number: int, deltas: Mapping[int, Sequence[ModuleDelta]]
@@ -160,7 +163,9 @@ class AdapterStore:
             outputs.setdefault(id(part.linear), []).append(part.num_outputs)
         return {layer: (len(of_parts), max(of_parts)) for layer, of_parts in outputs.items()}
 
-    def _install(self, number: int, name: str, install: Callable[[], object], rank: int, about: str) -> None:
+    def _install(
+        self, number: int, name: str, install: Callable[[], object], rank: int, digest: int | None, about: str
+    ) -> None:
         if number in self._names:
             return
         most = self._config.max_cpu_loras
@@ -171,6 +176,8 @@ class AdapterStore:
             )
         install()
         self._names[number], self.lora_ranks[number] = name, rank
+        if digest is not None:
+            self.digests[number] = digest
         logger.info("adapter %s: %s", name, about)
 
     def remove(self, number: int) -> bool:
@@ -178,6 +185,7 @@ class AdapterStore:
         if self._names.pop(number, None) is None:
             return False
         self.lora_ranks.pop(number, None)
+        self.digests.pop(number, None)
         if self._decoder is not None:
             self._decoder.remove(number)
         if self._table is not None:

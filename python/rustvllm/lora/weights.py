@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -116,6 +117,17 @@ class ModuleMatrices:
                 f"{float(magnitudes[row]):g}"
             )
         return gains
+
+
+def digest_of(adapter: Iterable[ModuleMatrices]) -> int:
+    """A digest of what was read, by which ranks find out that they have read the same: 64 bits, and even."""
+    digest = hashlib.blake2b(digest_size=8)
+    for matrices in adapter:
+        digest.update(matrices.module.encode())
+        for matrix in (matrices.down, matrices.up, matrices.magnitudes):
+            if matrix is not None:
+                digest.update(matrix.numpy().data)
+    return int.from_bytes(digest.digest()) & ~1
 
 
 def _pieces(num_outputs: int, num_inputs: int) -> Iterator[slice]:

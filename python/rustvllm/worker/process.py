@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rustvllm import _core, envs
 from rustvllm.config import EngineConfig
-from rustvllm.distributed.commands import Command, ReportedTime
+from rustvllm.distributed.commands import NOT_LOADED, Command, ReportedTime
 from rustvllm.exceptions import ConfigError, RustVLLMError, SchedulerStateError
 from rustvllm.logger import init_logger
 from rustvllm.process.config_json import build
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             logging.getLogger("rustvllm").setLevel(logging.WARNING)  # rank 0 says the same
         place = RankPlace(order["rank"], order["tensor_size"], order["num_stages"])
         rank, size = place.rank, place.tensor_size * place.num_stages
-        if (unlike := facts.difference(facts.start_facts(config), order["facts"], rank)) is not None:
+        if (unlike := facts.difference(facts.rank_facts(config), order["facts"], rank)) is not None:
             raise ConfigError(unlike)
         reader = _core.StepReader(order["channel_fd"], order["seat"])
         device = torch.device(order["device"])
@@ -135,9 +135,10 @@ class Follower:
                 from rustvllm.distributed import agreement
 
                 agreement.watch(self._runner.model, self._worker.group)
-        elif command is Command.NUM_BLOCKS:
+            return self._worker.adapters_digest
+        if command is Command.NUM_BLOCKS:
             return self._worker.determine_num_blocks()
-        elif command is Command.INIT_CACHE:
+        if command is Command.INIT_CACHE:
             self._initialize_cache(self._receive()["cache"])
         elif command is Command.WARM_UP:
             self._worker.warm_up()
@@ -148,13 +149,14 @@ class Follower:
         return 0
 
     def _add_adapter(self, adapter: Mapping[str, Any]) -> int:
-        """0 if the adapter is loaded; 1 if it cannot be loaded, and steps go on without it."""
+        """The adapter's digest if it is loaded; ``NOT_LOADED`` if it cannot be, and steps go on without it."""
+        adapters = self._worker.adapters
         try:
-            self._worker.adapters.add(adapter["number"], adapter["name"], Path(adapter["path"]))
+            adapters.add(adapter["number"], adapter["name"], Path(adapter["path"]))
         except RustVLLMError as error:
             logger.warning("this rank cannot load the adapter %r: %s", adapter["name"], error)
-            return 1
-        return 0
+            return NOT_LOADED
+        return adapters.digests.get(adapter["number"], 0)
 
     def _initialize_cache(self, cache: Mapping[str, Any]) -> None:
         spec = [(name, dtype, tuple(shape)) for name, dtype, shape in cache["spec"]]

@@ -275,6 +275,12 @@ class Worker:
             raise ConfigError("adapters need enable_lora")
         return adapters
 
+    @property
+    def adapters_digest(self) -> int:
+        """By which ranks find out that they have read the same adapters; 0 if there are none or one rank has all."""
+        adapters = self._loaded().adapters
+        return 0 if adapters is None else sum(adapters.digests.values()) % (1 << 64)
+
     def warm_up(self) -> None:
         """Run a small step of every kind, so that no request waits for libraries to initialize, and capture graphs.
 

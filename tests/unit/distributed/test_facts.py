@@ -1,10 +1,12 @@
 """Facts that ranks compare before they load: every file's header counts, and a difference names both values."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from rustvllm.distributed.facts import difference, model_fingerprint
+from rustvllm.distributed.facts import difference, model_fingerprint, rank_facts
 
 
 @pytest.fixture
@@ -40,6 +42,21 @@ def test_a_header_that_says_too_much_and_a_folder_without_files(folder: Path) ->
     assert len(model_fingerprint(folder)) == 16
     assert model_fingerprint(folder / "gone") != model_fingerprint(folder)
     assert model_fingerprint(folder / "config.json") != model_fingerprint(folder / "model.safetensors")
+
+
+def test_files_of_merged_adapters_count_whole_and_for_ranks_alone(folder: Path) -> None:
+    (folder / "adapter").mkdir()
+    weights = folder / "adapter" / "adapter_model.safetensors"
+    weights.write_bytes(b"numbers")
+    config: Any = SimpleNamespace(
+        model=SimpleNamespace(path=folder), load=SimpleNamespace(merge_lora=(str(folder / "adapter"),))
+    )
+    first = rank_facts(config)
+    assert rank_facts(config) == first
+    weights.write_bytes(b"Numbers")
+    said = difference(rank_facts(config), first, 1)
+    assert said is not None
+    assert "worker rank 1 has another fingerprint of the files of --merge-lora than rank 0" in said
 
 
 def test_a_difference_names_both_values() -> None:
