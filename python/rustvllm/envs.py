@@ -4,6 +4,7 @@ Each function reads the environment when it is called, not at import, so a test 
 time.
 """
 
+import difflib
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ ACTIVATIONS = ("float", "int8")
 DECODERS = ("core", "modules")
 CPU_INSTRUCTIONS = ("portable", "avx2", "avx-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx")
 LOGGING_FORMATS = ("text", "json")
+_YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -32,7 +34,19 @@ def _number(name: str, default: float, low: float, high: float) -> float:
 
 
 def _flag(name: str) -> bool:
-    return os.environ.get(name, "").strip().lower() in {"1", "true", "yes", "on"}
+    text = os.environ.get(name, "").strip().lower()
+    if text not in _YES and text not in _NO:
+        raise ConfigError(f"environment variable {name} must be 1 or 0, got {text!r}")
+    return text in _YES
+
+
+def _path(text: str, name: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # the home of a user who is not there
+        raise ConfigError(
+            f"environment variable {name} is {text!r}, which cannot be used as a path: {error}"
+        ) from error
 
 
 def logging_level() -> str:
@@ -61,7 +75,7 @@ def logging_config_path() -> Path | None:
     ``--log-config-file`` overrides it.
     """
     text = os.environ.get("RUSTVLLM_LOGGING_CONFIG_PATH", "").strip()
-    return Path(text).expanduser() if text else None
+    return _path(text, "RUSTVLLM_LOGGING_CONFIG_PATH") if text else None
 
 
 def max_n() -> int:
@@ -76,7 +90,7 @@ def hub_timeout() -> float:
 
 def triton_interpret() -> bool:
     """``TRITON_INTERPRET=1``: run Triton kernels in an interpreter on the CPU; Triton's own variable (default off)."""
-    return _flag("TRITON_INTERPRET")
+    return os.environ.get("TRITON_INTERPRET", "").strip().lower() in _YES
 
 
 def check_invariants() -> bool:
@@ -186,6 +200,37 @@ def cache_dir() -> Path:
     """
     own = os.environ.get("RUSTVLLM_CACHE", "").strip()
     if own:
-        return Path(own).expanduser()
+        return _path(own, "RUSTVLLM_CACHE")
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
     return (Path(base) if base else Path(os.path.expanduser("~"), ".cache")) / "rustvllm"  # noqa: PTH111 -- never raises
+
+
+_CHECKED = (
+    logging_level, logging_format, logging_config_path, max_n, hub_timeout, check_invariants, trace,
+    enable_multiprocessing, engine_ready_timeout, log_stats_interval, linear_kernel, activations, cpu_instructions,
+    decoder, cache_dir,
+)  # fmt: skip
+
+
+def check_all() -> list[str]:
+    """Check every variable now, and not when its value is first needed, perhaps by a request.
+
+    Returns:
+        A message for each variable whose name is nearly one of these.
+
+    Raises:
+        ConfigError: A value is wrong.
+    """
+    for read in _CHECKED:
+        read()
+    known = {"RUSTVLLM_API_KEY", ENGINE_SECRET} | {f"RUSTVLLM_{read.__name__.upper()}" for read in _CHECKED}
+    known = known - {"RUSTVLLM_CACHE_DIR"} | {"RUSTVLLM_CACHE"}
+    messages = []
+    for name in sorted(os.environ):
+        # Others begin alike: Kubernetes makes RUSTVLLM_PORT and more for a service called rustvllm.
+        if name.startswith("RUSTVLLM_") and name not in known:
+            messages += [
+                f"environment variable {name} is not known; did you mean {near}?"
+                for near in difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+            ]
+    return messages

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rustvllm import envs
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.exceptions import ConfigError
 from rustvllm.process.output.standard_streams import discard_output, leave, open_missing, replace_unwritable
@@ -125,6 +126,8 @@ def _run(args: list[str]) -> int:
         return EXIT_OK
     command, *rest = args
     check_address_space()
+    for message in envs.check_all():
+        print(f"rustvllm {command}: warning: {message}", file=sys.stderr)
     if command in _LOADING_TORCH:
         _check_working_folder()
     if command == "serve":

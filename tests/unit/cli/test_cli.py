@@ -70,6 +70,39 @@ def test_a_working_folder_that_was_removed_is_named(tmp_path, command):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("MAX_N", "0", "must be a number from 1 to 1.04858e+06, got '0'"),
+        ("HUB_TIMEOUT", "soon", "must be a number from 0.1 to 600, got 'soon'"),
+        ("ENGINE_READY_TIMEOUT", "-1", "must be a number from 0.1 to 86400, got '-1'"),
+        ("TRACE", "ture", "must be 1 or 0, got 'ture'"),
+        ("CHECK_INVARIANTS", "2", "must be 1 or 0, got '2'"),
+        ("DECODER", "x", "must be one of core, modules, got 'x'"),
+        ("CACHE", "~stranger/x", "is '~stranger/x', which cannot be used as a path"),
+        ("LOGGING_CONFIG_PATH", "~stranger/x", "is '~stranger/x', which cannot be used as a path"),
+    ],
+)
+def test_a_wrong_environment_variable_is_named_before_anything_starts(monkeypatch, capsys, name, value, message):
+    monkeypatch.setenv(f"RUSTVLLM_{name}", value)
+    assert main(["bench"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"rustvllm bench: error: environment variable RUSTVLLM_{name} {message}")
+
+
+def test_a_misspelt_environment_variable_is_named_and_those_of_kubernetes_are_not(monkeypatch, capsys):
+    for name in ("PORT", "SERVICE_HOST", "SERVICE_PORT", "PORT_8000_TCP", "PORT_8000_TCP_ADDR"):
+        monkeypatch.setenv(f"RUSTVLLM_{name}", "tcp://10.0.0.1:8000")
+    main(["bench"])
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("RUSTVLLM_LOGING_LEVEL", "DEBUG")
+    main(["bench"])
+    assert capsys.readouterr().err == (
+        "rustvllm bench: warning: environment variable RUSTVLLM_LOGING_LEVEL is not known; did you mean "
+        "RUSTVLLM_LOGGING_LEVEL?\n"
+    )
+
+
 def test_unknown_commands(capsys):
     assert main(["sreve"]) == 2
     assert "unknown command 'sreve'; did you mean 'serve'? Commands are serve, chat, " in capsys.readouterr().err
