@@ -30,6 +30,7 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 EXIT_NO_READER = 141
 """What a shell reports of a program that SIGPIPE ended, because nothing reads its output any more."""
 _LOADING_TORCH = ("serve", "trace", "run-batch", "bench")
+_MEMORY = Path("/proc/meminfo")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -101,16 +102,20 @@ def _end(code: int, *, may_leave: bool) -> int:
     return code
 
 
-def _check_working_folder() -> None:
-    """Check that the working folder exists: torch's libraries do not find each other from one that was removed.
+def _check_surroundings() -> None:
+    """Check that the working folder and ``/proc`` exist.
+
+    From a folder that was removed torch's libraries do not find each other; ``/proc`` says how much memory there is.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: One of them does not.
     """
     try:
         Path.cwd()
     except FileNotFoundError:
         raise ConfigError("the working folder has been removed; change to a folder that exists (cd)") from None
+    if not _MEMORY.exists():
+        raise ConfigError(f"there is no {_MEMORY}; mount the kernel's files (mount -t proc proc /proc)")
 
 
 def _run(args: list[str]) -> int:
@@ -129,7 +134,7 @@ def _run(args: list[str]) -> int:
     for message in envs.check_all():
         print(f"rustvllm {command}: warning: {message}", file=sys.stderr)
     if command in _LOADING_TORCH:
-        _check_working_folder()
+        _check_surroundings()
     if command == "serve":
         try:
             from rustvllm.cli.serve import serve

@@ -70,6 +70,12 @@ def test_a_working_folder_that_was_removed_is_named(tmp_path, command):
     )
 
 
+def test_a_system_without_proc_is_refused(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("rustvllm.cli.main._MEMORY", tmp_path / "meminfo")
+    assert main(["serve"]) == 1
+    assert "serve: error: there is no /" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
