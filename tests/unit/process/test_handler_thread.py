@@ -1,5 +1,6 @@
 """A handler in its own thread gets unchanged records in order, and a count of those that were dropped."""
 
+import contextlib
 import logging
 import threading
 
@@ -72,3 +73,27 @@ def test_a_handler_that_raises_gets_the_next_record_all_the_same(slow, logger):
     logger.warning("fine")
     assert logger.handlers[0].drain(10)
     assert slow.lines == ["fine"]
+
+
+def test_a_full_disk_is_told_in_one_line_and_again_after_it_worked(monkeypatch, capsys):
+    handler = logging.FileHandler("/dev/full")
+    logger = logging.Logger("a_test")  # noqa: LOG001 -- not one of the tree
+    logger.addHandler(HandlerThread(handler))
+    for number in range(3):
+        logger.warning("%d", number)
+    assert logger.handlers[0].drain(10)
+    assert logger.handlers[0].drain(10), "the thread goes on"
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"rustvllm: the log handler {handler!r} fails (OSError: [Errno 28] No space left on device); its lines may be "
+        "lost until it works again"
+    )
+    for emit in (lambda _: None, None):
+        with monkeypatch.context() as patch:
+            if emit is not None:
+                patch.setattr(handler, "emit", emit)
+            logger.warning("more")
+            assert logger.handlers[0].drain(10)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    with contextlib.suppress(OSError):
+        handler.close()

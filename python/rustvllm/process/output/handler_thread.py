@@ -4,9 +4,11 @@ Serving processes do this for the handlers of a user's logging configuration, so
 a collector that does not answer cannot hold up the process.
 """
 
+import contextlib
 import copy
 import logging
 import queue
+import sys
 import threading
 import time
 
@@ -28,6 +30,10 @@ class HandlerThread(logging.Handler):
         self.handler = handler
         self._records: queue.Queue[logging.LogRecord | threading.Event] = queue.Queue(MAX_WAITING)
         self._num_dropped = 0
+        self._failure = ""
+        """What the handler fails with, since the last record that it handled; empty while it works."""
+        if type(handler).handleError is logging.Handler.handleError:  # else it has its own way to go on
+            handler.handleError = self._note_failure  # type: ignore[method-assign, assignment]
         threading.Thread(target=self._run, name="rustvllm-log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -56,7 +62,8 @@ class HandlerThread(logging.Handler):
         while True:
             item = self._records.get()
             if isinstance(item, threading.Event):
-                self.handler.flush()
+                with contextlib.suppress(Exception):  # a line about a full disk came with the record
+                    self.handler.flush()
                 item.set()
                 continue
             self._handle(item)
@@ -67,10 +74,21 @@ class HandlerThread(logging.Handler):
                 self._handle(_notice(num_dropped))
 
     def _handle(self, record: logging.LogRecord) -> None:
+        before, self._failure = self._failure, ""
         try:
             self.handler.handle(record)
         except Exception:  # noqa: BLE001 -- the user's handler may raise anything; the next record may work
             self.handler.handleError(record)
+        if self._failure and self._failure != before and logging.raiseExceptions and sys.stderr is not None:
+            sys.stderr.write(
+                f"rustvllm: the log handler {self.handler!r} fails ({self._failure}); its lines may be lost until it "
+                "works again\n"
+            )
+
+    def _note_failure(self, _: logging.LogRecord) -> None:
+        """In place of the handler's ``handleError``, which would print a traceback for each record."""
+        error = sys.exc_info()[1]
+        self._failure = f"{type(error).__name__}: {error}"
 
 
 def _notice(num_dropped: int) -> logging.LogRecord:
