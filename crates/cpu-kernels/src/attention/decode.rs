@@ -198,8 +198,7 @@ impl<C: Cached> Chunk<'_, C> {
         let (dim, head_len) = (self.dim, self.head_len());
         let Scratch { sums, scores, factors, even, odd, .. } = scratch;
         for half in [&mut *even, &mut *odd] {
-            half.clear();
-            half.resize(sums.len(), 0.0);
+            half.set_zeros(sums.len());
         }
         for first in (0..found.num_keys).step_by(VALUES) {
             let stretch = first..found.num_keys.min(first + VALUES);

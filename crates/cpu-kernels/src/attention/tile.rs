@@ -17,7 +17,7 @@ use crate::{
         decode::{self, MIN_ROWS_TO_PACK},
         layer::{Layer, Tile},
         products::{Ahead, CHUNK, add_values, multiply_by_scales, scales, score},
-        scratch::Scratch,
+        scratch::{Numbers, OnLine, Scratch},
         softmax::{Softmax, bend, soften},
     },
     number::Number,
@@ -73,8 +73,7 @@ unsafe fn tile<S: Simd, E: Number, C: Cached, const FEW: bool>(
 
     // SAFETY: the caller gives a tile whose tokens and heads lie within `query`.
     unsafe { load_queries(layer, tile, group, &mut scratch.query) };
-    scratch.sums.clear();
-    scratch.sums.resize(num_rows * dim, 0.0);
+    scratch.sums.set_zeros(num_rows * dim);
     scratch.softmax.clear();
     scratch.softmax.resize(num_rows, Softmax::EMPTY);
 
@@ -162,17 +161,21 @@ unsafe fn load_queries<E: Number, C>(
     layer: &Layer<'_, E, C>,
     tile: &Tile<'_>,
     group: usize,
-    query: &mut Vec<f32>,
+    query: &mut Numbers,
 ) {
-    query.clear();
+    let num_values = group * layer.head_dim;
+    query.set_len(tile.kv_heads.len() * tile.tokens.len() * num_values);
+    let mut rows = query.chunks_exact_mut(num_values);
     for kv_head in tile.kv_heads.clone() {
-        for token in tile.tokens.clone() {
+        for (token, to) in tile.tokens.clone().zip(&mut rows) {
             // SAFETY: the caller gives tokens and heads that lie within `layer.query`, so this row does.
             let row = unsafe {
-                let start = layer.query.add(token * layer.query_stride + kv_head * group * layer.head_dim);
-                std::slice::from_raw_parts(start, group * layer.head_dim)
+                let start = layer.query.add(token * layer.query_stride + kv_head * num_values);
+                std::slice::from_raw_parts(start, num_values)
             };
-            query.extend(row.iter().map(|x| x.widen() * layer.options.scale));
+            for (to, x) in to.iter_mut().zip(row) {
+                *to = x.widen() * layer.options.scale;
+            }
         }
     }
 }
@@ -188,9 +191,9 @@ unsafe fn pack<S: Simd, C: Cached>(
     rows: &[*const C; CHUNK],
     num_rows: usize,
     dim: usize,
-    packed: &mut Vec<f32>,
+    packed: &mut Numbers,
 ) -> [*const f32; CHUNK] {
-    packed.resize(CHUNK * dim, 0.0);
+    packed.set_len(CHUNK * dim);
     let start = packed.as_mut_ptr();
     for (j, row) in rows[..num_rows].iter().enumerate() {
         for i in (0..dim).step_by(S::LANES) {
@@ -219,7 +222,7 @@ unsafe fn attend_chunk<S: Simd, E: Number, C: Cached>(
     let found = &packed.rows;
     let group = layer.num_heads / layer.num_kv_heads;
     let num_rows = tile.tokens.len() * group;
-    let mut scores = [[0.0; CHUNK]; MOST_SCORE_ROWS];
+    let OnLine(scores) = &mut OnLine([[0.0; CHUNK]; MOST_SCORE_ROWS]);
     let num_calls = num_rows.div_ceil(S::SCORE_ROWS) * found.num_keys.div_ceil(4);
     let mut ahead =
         Ahead::new(&next.keys, &next.values, next.num_keys, layer.head_dim + C::SCALE_LEN, num_calls);
@@ -238,7 +241,7 @@ unsafe fn attend_chunk<S: Simd, E: Number, C: Cached>(
             // SAFETY: the rows lie within the tile, `packed` has rows of `head_dim` elements by the contract of this
             // function, and the scratch has a place for each.
             unsafe {
-                attend_rows::<S, E, C>(layer, tile, packed, &who, &mut scores, scratch, &mut ahead);
+                attend_rows::<S, E, C>(layer, tile, packed, &who, scores, scratch, &mut ahead);
             };
         }
         row += rows;
