@@ -26,6 +26,7 @@ class HubServer:
         answers: Status and error code, for repositories of which nothing else is said.
         spoiled: (repository, file) that are sent with another last byte.
         sizes: (repository, file) whose size is listed wrongly.
+        hashes: Likewise, with a wrong SHA-256.
         hashless: Repositories for which no SHA-256 is given.
         held: (repository, file) of which the second half is sent once ``may_go_on`` is set.
         is_held: Set when the first half of one has been sent.
@@ -33,7 +34,7 @@ class HubServer:
     """
 
     def __init__(self):
-        self.repos, self.answers, self.sizes = defaultdict(dict), {}, {}
+        self.repos, self.answers, self.sizes, self.hashes = defaultdict(dict), {}, {}, {}
         self.revisions = defaultdict(lambda: {"main": COMMIT})
         self.spoiled, self.hashless, self.held, self.requests = set(), set(), set(), []
         self.is_held, self.may_go_on = threading.Event(), threading.Event()
@@ -138,7 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
         entries = []
         for name, content in files.items():
             size = self.server.hub.sizes.get((repo, name), len(content))
-            lfs = {"sha256": _sha256(content), "oid": _sha256(content), "size": size, "pointerSize": 134}
+            sha256 = self.server.hub.hashes.get((repo, name), _sha256(content))
+            lfs = {"sha256": sha256, "oid": sha256, "size": size, "pointerSize": 134}
             more = {"lfs": lfs} if self._is_hashed(repo, name) else {}
             place = {"type": "file", "path": name, "oid": "0" * 40} if is_tree else {"rfilename": name}
             entries.append(place | {"size": size} | more)

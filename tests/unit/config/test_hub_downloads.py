@@ -183,6 +183,50 @@ def test_a_cached_file_of_another_size_is_fetched_again(server):
     assert server.fetched() == [FIRST]
 
 
+def test_a_file_elsewhere_that_was_linked_into_the_cache_stays(server, lines, tmp_path):
+    """Of another size, or with other bytes: it leaves the cache, but it is not the cache's to delete."""
+    for content in (b"mine", bytes(len(WEIGHTS))):
+        (tmp_path / "mine").write_bytes(content)
+        found = path_of()
+        (found / FIRST).unlink()
+        (found / FIRST).symlink_to(tmp_path / "mine")
+        if len(content) == len(WEIGHTS):
+            storage.RepoStorage(tmp_path / "hub", "acme/model").mark_unchecked([server.hash_of("acme/model", FIRST)])
+            with pytest.raises(ModelLoadError, match=f"{FIRST} has the SHA-256"):
+                path_of()
+        assert contents(path_of()) == FILES
+        assert (tmp_path / "mine").read_bytes() == content
+    assert f"{found / FIRST} has 4 bytes, but the hub says {len(WEIGHTS)}" in "\n".join(lines)
+
+
+def test_blobs_on_another_disk(server, tmp_path):
+    blobs = path_of().parents[1] / "blobs"
+    blobs.rename(tmp_path / "disk")
+    blobs.symlink_to(tmp_path / "disk")
+    blob = tmp_path / "disk" / server.hash_of("acme/model", FIRST)
+    os.truncate(blob, 100)
+    assert contents(path_of()) == FILES
+    assert blob.read_bytes() == FILES[FIRST]
+
+
+@pytest.mark.parametrize("name", ["../../../m-Q8_0.gguf", "/m-Q8_0.gguf", "a/../../../../m-Q8_0.gguf", "./m-Q8_0.gguf"])
+def test_a_hub_whose_files_lead_out_of_their_folder_is_refused(server, tmp_path, name):
+    (path_of() / "a").mkdir()
+    (tmp_path / "hub" / "m-Q8_0.gguf").write_bytes(b"mine")
+    server.put("acme/model", FILES | {name: WEIGHTS})
+    with pytest.raises(ModelLoadError, match=r"has '.*m-Q8_0.gguf', which is not inside the repository: check"):
+        path_of("acme/model:Q8_0")
+    assert (tmp_path / "hub" / "m-Q8_0.gguf").read_bytes() == b"mine"
+
+
+def test_a_hash_that_leads_out_of_its_folder_is_none(server, lines, tmp_path):
+    (path_of() / FIRST).unlink()
+    (tmp_path / "hub" / "mine").write_bytes(b"mine")
+    server.hashes["acme/model", FIRST] = "../../mine"
+    assert contents(path_of()) == FILES
+    assert (tmp_path / "hub" / "mine").read_bytes() == b"mine"
+
+
 def test_a_link_whose_file_is_gone_is_fetched_again(server):
     (path_of() / FIRST).resolve().unlink()
     assert contents(path_of()) == FILES

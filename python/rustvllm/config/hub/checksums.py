@@ -8,21 +8,19 @@ on the disk later is for the file system to notice.
 """
 
 import hashlib
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from rustvllm.byte_progress import ByteProgress
-from rustvllm.config.hub.storage import HubFile, RepoStorage
+from rustvllm.config.hub.storage import HubFile, RepoStorage, is_sha256
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
 
 _CHUNK_BYTES: Final = 4 << 20
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 WEIGHTS: Final = (".safetensors", ".gguf")
 
 
@@ -75,7 +73,7 @@ def check_files(storage: RepoStorage, repo_id: str, files: Sequence[tuple[Path, 
 def _hash_of_blob(path: Path) -> str | None:
     """The hash in the name of a file's place: the hub's ETag, where that is a SHA-256."""
     name = path.readlink().name if path.is_symlink() else ""
-    return name if _SHA256.fullmatch(name) else None
+    return name if is_sha256(name) else None
 
 
 def _size_of(path: Path) -> int:

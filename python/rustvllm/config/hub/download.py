@@ -17,7 +17,7 @@ from rustvllm import envs
 from rustvllm.config.byte_sizes import readable_size
 from rustvllm.config.hub.checksums import check_files
 from rustvllm.config.hub.failures import Wanted
-from rustvllm.config.hub.storage import HubFile, RepoStorage
+from rustvllm.config.hub.storage import HubFile, RepoStorage, is_sha256
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.logger import mask_library
 
@@ -56,6 +56,7 @@ def list_files(wanted: Wanted) -> Listing:
     """Ask the hub for a repository's files. It has ``RUSTVLLM_HUB_TIMEOUT`` seconds.
 
     Raises:
+        ModelLoadError: It names a file or a commit that would be outside of the repository's folder.
         Exception: Whatever the hub's client raises.
     """
     from huggingface_hub import HfApi
@@ -65,7 +66,8 @@ def list_files(wanted: Wanted) -> Listing:
     files = []
     for sibling in info.siblings or ():
         sha256 = None if sibling.lfs is None else sibling.lfs.sha256
-        files.append(HubFile(sibling.rfilename, sibling.size, sha256))
+        files.append(HubFile(sibling.rfilename, sibling.size, sha256 if is_sha256(sha256) else None))
+    _check_paths(wanted, [*(file.name for file in files), *(() if info.sha is None else (info.sha,))])
     return Listing(info.sha, tuple(files))
 
 
@@ -145,6 +147,16 @@ def in_thread(work: Callable[[], Result], name: str) -> "Future[Result]":
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return done
+
+
+def _check_paths(wanted: Wanted, paths: Sequence[str]) -> None:
+    """Refuse what would lead out of the repository's folder, where files are written and removed by these names."""
+    for path in paths:
+        if not path or path.startswith("/") or not {".", ".."}.isdisjoint(path.split("/")):
+            raise ModelLoadError(
+                f"the hub's list of the files of {wanted.what} has {path!r:.200}, which is not inside the "
+                "repository: check HF_ENDPOINT, and whether a proxy answers instead of the hub"
+            )
 
 
 def _is_any(name: str, patterns: Sequence[str]) -> bool:

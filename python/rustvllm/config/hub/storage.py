@@ -17,6 +17,11 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Final
 
+from rustvllm.logger import init_logger
+
+logger = init_logger(__name__)
+
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _LEFTOVER: Final = re.compile(r"(.+)\.[0-9a-f]{8}\.incomplete")
 """A file on its way from the hub; its name is its own, so no later download goes on with it."""
 _LEFTOVER_SECONDS: Final = 600.0
@@ -65,18 +70,30 @@ class RepoStorage:
             path = self.folder / "blobs" / file.sha256  # of another commit
         if not path.is_file():
             return False
-        if file.sha256 is None or file.size is None or path.stat().st_size == file.size:
+        if file.sha256 is None or file.size is None or (size := path.stat().st_size) == file.size:
             return True
+        logger.warning(
+            "%s has %d bytes, but the hub says %d: removing it from the cache, to download it anew",
+            path,
+            size,
+            file.size,
+        )
         self.remove(path)
         return False
 
     def remove(self, path: Path) -> None:
-        """Take out a file, and what it is a link to."""
+        """Take out a file, and what it is a link to; a file outside of this folder that a user linked to stays."""
         while path.is_symlink():
             target = path.parent / path.readlink()
             path.unlink(missing_ok=True)
+            if not self._has_folder(target.parent):
+                return
             path = target
         path.unlink(missing_ok=True)
+
+    def _has_folder(self, folder: Path) -> bool:
+        own = (self.folder.resolve(), (self.folder / "blobs").resolve())  # which may be on another disk
+        return any(folder.resolve().is_relative_to(each) for each in own)
 
     def mark_unchecked(self, hashes: Iterable[str]) -> None:
         """Note that the files of these hashes have not been compared with them yet."""
@@ -150,6 +167,11 @@ class RepoStorage:
                     return shutil.disk_usage(folder).free
                 break
         return None
+
+
+def is_sha256(text: str | None) -> bool:
+    """Whether a text can be the SHA-256 of a file."""
+    return text is not None and _SHA256.fullmatch(text) is not None
 
 
 def folder_name(repo_id: str) -> str:
