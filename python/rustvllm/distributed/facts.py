@@ -32,8 +32,16 @@ def rank_facts(config: EngineConfig) -> dict[str, str]:
     digest = hashlib.sha256()
     for folder in map(Path, config.load.merge_lora):
         for file in (folder / CONFIG_NAME, folder / WEIGHTS_NAME):
-            digest.update(file.read_bytes() if file.is_file() else b"")
+            digest.update(_digest_of(file))
     return start_facts(config) | {"merge_lora": digest.hexdigest()[:16]}
+
+
+def _digest_of(file: Path) -> bytes:
+    """Of all bytes of a file, of which few are in memory at a time; empty if there is no file."""
+    if not file.is_file():
+        return b""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()
 
 
 def node_facts(config: EngineConfig) -> dict[str, str]:

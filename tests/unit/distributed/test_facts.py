@@ -1,5 +1,6 @@
 """Facts that ranks compare before they load: every file's header counts, and a difference names both values."""
 
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +58,19 @@ def test_files_of_merged_adapters_count_whole_and_for_ranks_alone(folder: Path) 
     said = difference(rank_facts(config), first, 1)
     assert said is not None
     assert "worker rank 1 has another fingerprint of the files of --merge-lora than rank 0" in said
+
+
+def test_files_of_merged_adapters_are_never_whole_in_memory(folder: Path) -> None:
+    with (folder / "adapter_model.safetensors").open("wb") as weights:
+        weights.truncate(64 << 20)
+    config: Any = SimpleNamespace(model=SimpleNamespace(path=folder), load=SimpleNamespace(merge_lora=(str(folder),)))
+    tracemalloc.start()
+    try:
+        rank_facts(config)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 8 << 20
 
 
 def test_a_difference_names_both_values() -> None:
