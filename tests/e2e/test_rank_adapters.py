@@ -100,9 +100,13 @@ def test_ranks_that_read_other_adapters_than_rank_0_are_named(tmp_path: Any, mon
         assert answer.outputs[0].token_ids
 
     def unlike(config: Any) -> Any:
-        modules = [dataclasses.replace(module, path=second.lora_path) for module in config.lora.modules]
+        """The adapters of rank 1: the same folders, each under the name of the other."""
+        paths = [module.path for module in reversed(config.lora.modules)]
+        modules = [
+            dataclasses.replace(module, path=path) for module, path in zip(config.lora.modules, paths, strict=True)
+        ]
         return dataclasses.replace(config, lora=dataclasses.replace(config.lora, modules=tuple(modules)))
 
     monkeypatch.setattr("rustvllm.executor.multiproc.follower_config", unlike)
     with pytest.raises(ModelLoadError, match="worker rank 1 has read other adapters than rank 0"):
-        start(**options, lora_modules=[f"first={first.lora_path}"])
+        start(**options, lora_modules=[f"first={first.lora_path}", f"second={second.lora_path}"])

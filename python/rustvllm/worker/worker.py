@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -279,7 +281,12 @@ class Worker:
     def adapters_digest(self) -> int:
         """By which ranks find out that they have read the same adapters; 0 if there are none or one rank has all."""
         adapters = self._loaded().adapters
-        return 0 if adapters is None else sum(adapters.digests.values()) % (1 << 64)
+        if adapters is None or not adapters.digests:
+            return 0
+        digest = hashlib.blake2b(digest_size=8)  # also of which adapter has which number
+        for row in sorted(adapters.digests.items()):
+            digest.update(struct.pack("<QQ", *row))
+        return int.from_bytes(digest.digest()) & ~1
 
     def warm_up(self) -> None:
         """Run a small step of every kind, so that no request waits for libraries to initialize, and capture graphs.
