@@ -27,6 +27,7 @@ class HubServer:
         spoiled: (repository, file) that are sent with another last byte.
         sizes: (repository, file) whose size is listed wrongly.
         hashes: Likewise, with a wrong SHA-256.
+        ids: What the hub calls repositories that it also knows by another spelling.
         hashless: Repositories for which no SHA-256 is given.
         held: (repository, file) of which the second half is sent once ``may_go_on`` is set.
         is_held: Set when the first half of one has been sent.
@@ -34,7 +35,8 @@ class HubServer:
     """
 
     def __init__(self):
-        self.repos, self.answers, self.sizes, self.hashes = defaultdict(dict), {}, {}, {}
+        self.repos, self.answers, self.sizes = defaultdict(dict), {}, {}
+        self.hashes, self.ids = {}, {}
         self.revisions = defaultdict(lambda: {"main": COMMIT})
         self.spoiled, self.hashless, self.held, self.requests = set(), set(), set(), []
         self.is_held, self.may_go_on = threading.Event(), threading.Event()
@@ -48,6 +50,10 @@ class HubServer:
         return self
 
     def __exit__(self, *_):
+        self.stop()
+
+    def stop(self):
+        """Answer no more; calling it again does nothing."""
         self.may_go_on.set()
         self._server.shutdown()
         self._server.server_close()
@@ -144,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
             more = {"lfs": lfs} if self._is_hashed(repo, name) else {}
             place = {"type": "file", "path": name, "oid": "0" * 40} if is_tree else {"rfilename": name}
             entries.append(place | {"size": size} | more)
-        answer = entries if is_tree else {"id": repo, "sha": commit, "siblings": entries}
+        answer = entries if is_tree else {"id": self.server.hub.ids.get(repo, repo), "sha": commit, "siblings": entries}
         self._answer(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def _answer(self, status, body, headers, *, is_held=False):

@@ -102,7 +102,9 @@ def test_a_server_downloads_what_its_flags_allow_while_it_answers(hub, world, tm
         ):
             answer = load(process, "new", path)
             assert (answer.status_code, words in answer.json()["error"]["message"]) == (status, True), answer.text
-        assert hub.requests == []
+        answer = load(process, "first", "acme/bad")
+        assert (answer.status_code, "already been loaded" in answer.json()["error"]["message"]) == (400, True)
+        assert hub.requests == [], "nothing is asked for what will be refused"
         answer = load(process, "new", "acme/none")
         assert answer.status_code == 404
         assert "there is no adapter acme/none on http" in answer.json()["error"]["message"]
@@ -110,6 +112,11 @@ def test_a_server_downloads_what_its_flags_allow_while_it_answers(hub, world, tm
         assert answer.status_code == 400
         assert f"{WEIGHTS} has the SHA-256" in answer.json()["error"]["message"]
         assert post(process, "/v1/unload_lora_adapter", lora_name="slow").status_code == 200
+        hub.stop()
+        answer = load(process, "new", "acme/late")
+        assert answer.status_code == 503
+        assert "cannot get the adapter acme/late: it is not cached" in answer.json()["error"]["message"]
+        assert load(process, "new", "acme/slow").status_code == 200, "it is cached"
 
 
 def test_a_root_alone_downloads_nothing(hub, world, tmp_path):

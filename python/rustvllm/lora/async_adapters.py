@@ -252,14 +252,25 @@ class AdapterMethods:
             InvalidRequestError: The name is taken, there is no room, or the adapter cannot be served.
             EngineDeadError: An engine has died.
         """
+        await self.check_adapter_is_new(name, load_inplace=load_inplace)
         adapters = self._adapters
-        await adapters.refresh(self._ask_engines)
         before = adapters.registry.named(name)
-        if before is not None and not load_inplace:
-            raise InvalidRequestError(queries.already_loaded(name), "lora_name")
         number = adapters.registry.new_number() if before is None else before.request.lora_int_id
         request = LoRARequest(name, number, folder, load_inplace=load_inplace)
         await adapters.load(request, self._ask_engines, may_crowd_out=False)
+
+    async def check_adapter_is_new(self, name: str, *, load_inplace: bool) -> None:
+        """Refuse what ``load_adapter`` would refuse before it looks at the adapter's files.
+
+        Raises:
+            InvalidRequestError: The name is taken, or there is no room.
+        """
+        adapters = self._adapters
+        await adapters.refresh(self._ask_engines)
+        if adapters.registry.named(name) is None:
+            adapters.registry.crowded_out((), may_crowd_out=False)
+        elif not load_inplace:
+            raise InvalidRequestError(queries.already_loaded(name), "lora_name")
 
     async def remove_lora(self, lora_id: int) -> bool:
         """Forget the adapter of this ``lora_int_id``; requests under way keep it to their end. False: there is none."""

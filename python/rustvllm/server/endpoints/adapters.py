@@ -15,8 +15,14 @@ from starlette.responses import PlainTextResponse
 from rustvllm.config.hub.adapters import CONFIG_NAME, WEIGHTS_NAME, fetch_adapter, is_hub_name
 from rustvllm.config.hub.download import in_thread
 from rustvllm.config.lora import check_adapter_name
-from rustvllm.exceptions import ConfigError, InvalidRequestError, ModelLoadError, ModelNotFoundError
-from rustvllm.server.errors import AdapterNotFoundError
+from rustvllm.exceptions import (
+    ConfigError,
+    HubUnreachableError,
+    InvalidRequestError,
+    ModelLoadError,
+    ModelNotFoundError,
+)
+from rustvllm.server.errors import AdapterNotFoundError, UnavailableError
 from rustvllm.server.schemas.protocol import LoadAdapterRequest, UnloadAdapterRequest
 from rustvllm.server.schemas.request_body import read_request
 from rustvllm.server.state import ServedModel, ServerState
@@ -43,6 +49,7 @@ async def load_adapter(raw_request: Request) -> PlainTextResponse:
     root, owners = state.settings.lora_root, state.settings.lora_hub
     folder = None if root is None else await asyncio.to_thread(_folder_below, Path(root), path)
     if folder is None and _is_allowed(path, owners):
+        await model.engine.check_adapter_is_new(name, load_inplace=request.load_inplace)  # before a download
         folder = await _fetch(state, path)
     if folder is None:
         raise _not_there(name, path, root, owners)
@@ -87,7 +94,8 @@ async def _fetch(state: ServerState, repo_id: str) -> Path:
 
     Raises:
         AdapterNotFoundError: The hub has none of that name.
-        InvalidRequestError: It cannot be fetched; the message says why.
+        UnavailableError: The hub cannot be reached, or the download broke off.
+        InvalidRequestError: It cannot be fetched for another reason, which the message says.
     """
     download_dir = state.model.engine.config.load.download_dir
     async with state.adapter_download:
@@ -97,6 +105,8 @@ async def _fetch(state: ServerState, repo_id: str) -> Path:
             )
         except ModelNotFoundError as error:
             raise AdapterNotFoundError(f"{error}.", param="lora_path") from error
+        except HubUnreachableError as error:  # the request may be right, and clients try again
+            raise UnavailableError(f"{error}.", param="lora_path") from error
         except ModelLoadError as error:
             raise InvalidRequestError(f"{error}.", "lora_path") from error
 
