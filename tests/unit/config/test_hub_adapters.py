@@ -89,6 +89,18 @@ def test_files_that_are_too_large_are_refused_before_anything_is_fetched(server,
     assert server.fetched() == []
 
 
+def test_each_spelling_of_a_name_has_the_same_copy(server):
+    server.repos["ACME/Polite"] = server.repos["acme/polite"]
+    server.ids["ACME/Polite"] = "acme/polite"
+    folder = find_adapter("polite", "acme/polite")
+    server.requests.clear()
+    assert find_adapter("polite", "ACME/Polite") == folder
+    assert server.fetched() == []
+    server.repos["acme/other"] = server.repos["acme/polite"]
+    server.ids["acme/other"] = "acme/polite"
+    assert find_adapter("polite", "acme/other") != folder, "another name may be another owner's tomorrow"
+
+
 def test_wrong_bytes_are_refused(server):
     server.spoiled.add(("acme/polite", WEIGHTS))
     with pytest.raises(ModelLoadError, match=f"{WEIGHTS} has the SHA-256"):
@@ -177,7 +189,7 @@ def test_a_loaded_adapter_is_known_by_its_name_on_the_hub(server):
     server.put("acme/polite", FILES, NEWER)
     server.revisions["acme/polite"]["main"] = NEWER
     server.requests.clear()
-    for path in ("acme/polite", folder, ""):
+    for path in ("acme/polite", "ACME/Polite", folder, ""):
         assert registry.find(LoRARequest("polite", 1, path)).number == 7
     assert server.requests == []
     for path in ("acme/rude", "polite"):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,8 @@ def fetch_adapter(repo_id: str, download_dir: Path | None = None) -> Path:
     listing = listing_or_cached(wanted, lambda: find_cached([wanted], files, files))
     if isinstance(listing, Path):
         return listing
+    if listing.repo_id is not None and listing.repo_id.lower() == repo_id.lower():
+        wanted = replace(wanted, repo_id=listing.repo_id)  # one copy, however clients spell it
     _check_listing(repo_id, listing)
     try:
         return fetch(wanted, listing, files)

@@ -41,10 +41,12 @@ class Listing:
     Attributes:
         commit: Of the revision; None: the hub does not say.
         files: All files of that commit; none if the hub does not list them.
+        repo_id: Its name as the hub spells it, to which upper and lower case are often the same; None: it does not say.
     """
 
     commit: str | None
     files: tuple[HubFile, ...]
+    repo_id: str | None = None
 
     @property
     def names(self) -> list[str]:
@@ -68,7 +70,7 @@ def list_files(wanted: Wanted) -> Listing:
         sha256 = None if sibling.lfs is None else sibling.lfs.sha256
         files.append(HubFile(sibling.rfilename, sibling.size, sha256 if is_sha256(sha256) else None))
     _check_paths(wanted, [*(file.name for file in files), *(() if info.sha is None else (info.sha,))])
-    return Listing(info.sha, tuple(files))
+    return Listing(info.sha, tuple(files), info.id)
 
 
 def look_up(wanted: Wanted, patterns: Sequence[str], ignored: Sequence[str] = ()) -> Path:

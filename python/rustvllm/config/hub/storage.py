@@ -180,5 +180,5 @@ def folder_name(repo_id: str) -> str:
 
 
 def is_snapshot_of(folder: Path, repo_id: str) -> bool:
-    """Whether a folder is that of a commit of a repository, in any cache."""
-    return folder.parent.name == "snapshots" and folder.parent.parent.name == folder_name(repo_id)
+    """Whether a folder is that of a commit of a repository, in any cache; the hub may spell its name otherwise."""
+    return folder.parent.name == "snapshots" and folder.parent.parent.name.lower() == folder_name(repo_id).lower()
