@@ -29,7 +29,7 @@ def _number(name: str, default: float, low: float, high: float) -> float:
     except ValueError:
         value = float("nan")
     if not low <= value <= high:  # false for NaN too
-        raise ConfigError(f"environment variable {name} must be a number from {low:g} to {high:g}, got {text!r}")
+        raise ConfigError(f"environment variable {name} must be a number from {low:.10g} to {high:.10g}, got {text!r}")
     return value
 
 

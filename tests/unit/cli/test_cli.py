@@ -79,7 +79,7 @@ def test_a_system_without_proc_is_refused(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("MAX_N", "0", "must be a number from 1 to 1.04858e+06, got '0'"),
+        ("MAX_N", "0", "must be a number from 1 to 1048576, got '0'"),
         ("HUB_TIMEOUT", "soon", "must be a number from 0.1 to 600, got 'soon'"),
         ("ENGINE_READY_TIMEOUT", "-1", "must be a number from 0.1 to 86400, got '-1'"),
         ("TRACE", "ture", "must be 1 or 0, got 'ture'"),

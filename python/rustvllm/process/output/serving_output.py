@@ -1,7 +1,7 @@
 """Standard output, standard error and logging of a serving process: never wait for a reader, never fail without one.
 
-The processes of a server (launcher, API, engine) call :func:`begin` before anything else. Other commands, and programs
-that use the package, write to their streams directly.
+The processes of a server (launcher, API, engine) call :func:`begin` before they load anything. Other commands, and
+programs that use the package, write to their streams directly.
 """
 
 import atexit
