@@ -329,6 +329,20 @@ def test_requests_without_a_time_limit_get_one(monkeypatch):
     monkeypatch.setattr(session, "timeout", before)
 
 
+def test_a_time_limit_stays_until_the_last_download_of_several_threads():
+    from huggingface_hub import get_session
+
+    session, before = get_session(), get_session().timeout
+    first, second = download.time_limit(), download.time_limit()
+    first.__enter__()
+    second.__enter__()
+    limited = session.timeout
+    first.__exit__(None, None, None)
+    assert session.timeout == limited != before
+    second.__exit__(None, None, None)
+    assert session.timeout == before
+
+
 def test_what_cannot_be_in_a_token_is_said(resolve):
     answer = resolve("acme/model", HF_TOKEN="hf_secretsecret\u2019")
     assert answer["error"] == "ModelAccessError", answer

@@ -29,6 +29,13 @@ _CALLER: Final = "rustvllm"
 _TIDY_SECONDS: Final = 0.5
 """For the thread of an interrupted download to take its unfinished file away."""
 
+_time_limits = threading.Lock()
+"""Guards the two that follow."""
+_limited: list[Any] = []
+"""The session of each ``time_limit`` that goes on; threads share one."""
+_unlimited: list[Any] = []
+"""Those of them that had no limit."""
+
 
 class _AbandonedError(Exception):
     """Ends the thread of a download whose caller has gone."""
@@ -233,11 +240,18 @@ def time_limit() -> Iterator[None]:
     """Give requests of the hub's client that may last for ever as long as the first one had."""
     from huggingface_hub import get_session
 
-    session = get_session()
-    before = session.timeout
-    if before == type(before)(None):
-        session.timeout = envs.hub_timeout()
+    seconds = envs.hub_timeout()
+    with _time_limits:
+        session = get_session()
+        if session.timeout == type(session.timeout)(None):
+            _unlimited.append(session)
+            session.timeout = seconds
+        _limited.append(session)
     try:
         yield
     finally:
-        session.timeout = before
+        with _time_limits:
+            _limited.remove(session)
+            if session in _unlimited and session not in _limited:  # downloads of other threads may need it still
+                _unlimited.remove(session)
+                session.timeout = None
