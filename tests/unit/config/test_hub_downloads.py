@@ -456,3 +456,20 @@ def test_a_folder_of_a_similar_name_is_suggested(server, monkeypatch, tmp_path):
     with pytest.raises(ModelNotFoundError) as error:
         path_of("./note")
     assert "Did you mean" not in str(error.value), "a folder without a model"
+
+
+def test_only_folders_of_similar_names_are_looked_into(server, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("fox-tiny-1", "fox-tiny-2", "fox-tiny-3", "photos", "mail"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "fox-tiny-2" / "config.json").write_text("{}")
+    looked, glob = [], Path.glob
+
+    def recorded(self, pattern):
+        looked.append(self.name)
+        return glob(self, pattern)
+
+    monkeypatch.setattr(Path, "glob", recorded)
+    with pytest.raises(ModelNotFoundError, match=r"Did you mean the folder \./fox-tiny-2\?$"):
+        path_of("./fox-tiny-4")
+    assert {"photos", "mail"}.isdisjoint(looked)

@@ -1,6 +1,5 @@
 """What may have been meant by a model's name that leads nowhere: the embedded model, or a folder nearby."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
@@ -14,7 +13,9 @@ EMBEDDED_MODEL: Final = "rustvllm-tiny"
 _CALLED: Final = (EMBEDDED_MODEL, "tiny", "rustvllm", "embedded")
 """What people call it."""
 _MOST_ENTRIES: Final = 1000
-"""Of a folder that are looked at."""
+"""Of a folder whose names are compared."""
+_MOST_LOOKED_INTO: Final = 8
+"""Of those with similar names, the most similar first."""
 _CLOSE: Final = 0.75
 """How alike two names must be, from 0 to 1."""
 
@@ -36,18 +37,17 @@ def _models_like(name: str, parents: list[Path]) -> list[str]:
     for parent in parents:
         if not name or not parent.is_dir():
             continue
-        by_name = {entry.name.lower(): entry for entry in _models_in(parent)}
-        for match in get_close_matches(name.lower(), by_name, 1, _CLOSE):
+        # Names first: to look into every folder takes long where they are large, or on another machine.
+        by_name = {entry.name.lower(): entry for entry in islice(parent.iterdir(), _MOST_ENTRIES)}
+        for match in get_close_matches(name.lower(), by_name, _MOST_LOOKED_INTO, _CLOSE):
             place = by_name[match]
-            kind = "folder" if place.is_dir() else "file"
-            return [f"the {kind} {place if place.is_absolute() or place.parts[0] == '..' else f'./{place}'}"]
+            if _is_model(place):
+                kind = "folder" if place.is_dir() else "file"
+                return [f"the {kind} {place if place.is_absolute() or place.parts[0] == '..' else f'./{place}'}"]
     return []
 
 
-def _models_in(parent: Path) -> Iterator[Path]:
-    for entry in islice(parent.iterdir(), _MOST_ENTRIES):
-        if entry.is_file():
-            if is_gguf(entry):
-                yield entry
-        elif (entry / "config.json").is_file() or next(entry.glob("*.gguf"), None) is not None:
-            yield entry
+def _is_model(place: Path) -> bool:
+    if place.is_file():
+        return is_gguf(place)
+    return (place / "config.json").is_file() or next(place.glob("*.gguf"), None) is not None
