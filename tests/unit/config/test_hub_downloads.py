@@ -342,7 +342,7 @@ def test_a_cache_that_is_a_file(server, tmp_path):
 def start(server, home, name="acme/model", **options):
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, name],
-        # Python keeps what it has compiled cut off where a file may be no larger, and imports that ever after.
+        # At the limit Python would keep compiled modules cut off, and import those ever after.
         env=server.environ(home) | {"PYTHONDONTWRITEBYTECODE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
