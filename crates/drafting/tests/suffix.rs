@@ -108,7 +108,7 @@ proptest! {
         pieces in prop::collection::vec((0usize..40, 60usize..300, 400i32..500), 1..6),
         steps in prop::collection::vec(1usize..18, 1..6),
     ) {
-        let mut tokens = base;
+        let (mut tokens, num_breaks) = (base, pieces.len());
         for (start, length, other) in pieces {
             for place in start..start + length {
                 tokens.push(tokens[place]);
@@ -128,7 +128,9 @@ proptest! {
                 num_found += usize::from(found.len() == 12 && found[..1] == [*longer_than_any(&tokens, end)]);
             }
         }
-        prop_assert!(num_long > 0 && 10 * num_found >= 9 * num_long, "{} of {}", num_found, num_long);
+        // Where a piece broke off, the followed path may be the one that goes on there otherwise, until it is left.
+        let enough = 10 * (num_found + num_breaks) >= 9 * num_long;
+        prop_assert!(num_long > 0 && enough, "{} of {}, {} breaks", num_found, num_long, num_breaks);
     }
 }
 
