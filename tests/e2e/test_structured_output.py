@@ -97,9 +97,9 @@ def test_what_was_asked_for_is_what_comes(expected):
         {"async_scheduling": True},
         {"max_num_seqs": 1},
         {"max_num_batched_tokens": 16},
-        {"num_gpu_blocks_override": 26, "preemption_mode": "recompute"},
-        {"num_gpu_blocks_override": 26, "preemption_mode": "swap", "swap_space": 0.05},
-        {"num_gpu_blocks_override": 26, "preemption_mode": "recompute", "async_scheduling": True},
+        {"num_gpu_blocks_override": 17, "preemption_mode": "recompute"},
+        {"num_gpu_blocks_override": 17, "preemption_mode": "swap", "swap_space": 0.05},
+        {"num_gpu_blocks_override": 17, "preemption_mode": "recompute", "async_scheduling": True},
     ],
     ids=str,
 )
