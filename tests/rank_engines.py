@@ -23,6 +23,10 @@ WORKER = "rustvllm.worker.process"
 GONE_SECONDS = 10.0
 
 
+def start(**options: Any) -> LLM:
+    return LLM(**{**SMALL, **options})
+
+
 def ranks_of(pid: int) -> list[psutil.Process]:
     """The ranks that a process started, itself or by others, and that run."""
     found = []

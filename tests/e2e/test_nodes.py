@@ -6,7 +6,6 @@ The head is an ``LLM`` in this process, the other node ``rustvllm serve --headle
 
 import contextlib
 import json
-import logging
 import os
 import re
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
+from logged import logged
 from rank_engines import (
     FOUR_HEADS,
     SMALL,
@@ -45,10 +45,8 @@ SOON = 5.0
 
 
 @pytest.fixture(autouse=True, scope="module")
-def environment() -> Iterator[None]:
+def secret(rank_environment: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RUSTVLLM_CHECK_INVARIANTS", "1")
-        patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("RUSTVLLM_ENGINE_SECRET", SECRET)
         yield
 
@@ -56,13 +54,8 @@ def environment() -> Iterator[None]:
 @pytest.fixture
 def log() -> Iterator[list[str]]:
     """What this process logs, line by line."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("rustvllm")
-    logger.addHandler(handler)
-    yield lines
-    logger.removeHandler(handler)
+    with logged("rustvllm") as lines:
+        yield lines
 
 
 def free_port() -> int:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import transformers_logprobs
+from chunked_prompts import IN_PIECES, TEXT
 from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.sampling_params import RequestOutputKind
 
 ATOL = 3e-5
-TEXT = "Once upon a time there was a little girl named Lily. One day Tom and Lily saw a big red ball in the park."
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +31,7 @@ def reference(folder):
 
 @pytest.fixture(scope="module")
 def llm(folder):
-    """Seven tokens per step and few blocks: prompts come in pieces, and some are preempted in the middle."""
-    with LLM(
-        str(folder),
-        dtype="float32",
-        device="cpu",
-        max_num_seqs=4,
-        max_num_batched_tokens=7,
-        num_gpu_blocks_override=12,
-        block_size=8,
-        max_model_len=72,
-        preemption_immunity_steps=1,
-    ) as llm:
+    with LLM(str(folder), **IN_PIECES) as llm:
         yield llm
 
 

@@ -2,29 +2,18 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from rank_engines import SMALL, executor_of, prompts, ranks_of, tokens
-from rustvllm import LLM, SamplingParams
+from rank_engines import executor_of, prompts, ranks_of, start, tokens
+from rustvllm import SamplingParams
 from rustvllm.config.hub import embedded_model_path
 from rustvllm.distributed.commands import Command
 from rustvllm.exceptions import ModelLoadError, RustVLLMError
 from rustvllm.lora.request import LoRARequest
 
-
-@pytest.fixture(autouse=True, scope="module")
-def environment() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RUSTVLLM_CHECK_INVARIANTS", "1")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-
-
-def start(**options: Any) -> LLM:
-    return LLM(**{**SMALL, **options})
+pytestmark = pytest.mark.usefixtures("rank_environment")
 
 
 def make_adapter(folder: Any, seed: int) -> LoRARequest:

@@ -27,6 +27,7 @@ from rank_engines import (
     mixed_params,
     prompts,
     ranks_of,
+    start,
     tokens,
 )
 from rustvllm import LLM, SamplingParams, StructuredOutputsParams
@@ -34,21 +35,11 @@ from rustvllm.distributed.commands import Command
 from rustvllm.exceptions import ConfigError, EngineDeadError, ModelLoadError, RustVLLMError
 from rustvllm.worker.step_output import ModelRunnerOutput
 
-
-@pytest.fixture(autouse=True, scope="module")
-def environment() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RUSTVLLM_CHECK_INVARIANTS", "1")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-
-
-def start(**options: Any) -> LLM:
-    return LLM(**{**SMALL, **options})
+pytestmark = pytest.mark.usefixtures("rank_environment")
 
 
 @pytest.fixture(scope="module")
-def pair(environment: None) -> Iterator[LLM]:
+def pair(rank_environment: None) -> Iterator[LLM]:
     before = ranks_of(os.getpid())
     with start(tensor_parallel_size=2, preemption_mode="swap", swap_space=0.02) as llm:
         mine = [each for each in ranks_of(os.getpid()) if each not in before]
@@ -57,7 +48,7 @@ def pair(environment: None) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def alone(environment: None) -> Iterator[LLM]:
+def alone(rank_environment: None) -> Iterator[LLM]:
     with start(num_gpu_blocks_override=400) as llm:
         yield llm
 
@@ -360,7 +351,7 @@ def test_a_model_that_cannot_be_loaded_ends_all_ranks(tmp_path: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def staged(environment: None) -> Iterator[LLM]:
+def staged(rank_environment: None) -> Iterator[LLM]:
     before = ranks_of(os.getpid())
     with start(pipeline_parallel_size=2, preemption_mode="swap", swap_space=0.02) as llm:
         mine = [each for each in ranks_of(os.getpid()) if each not in before]

@@ -1,36 +1,26 @@
 """Adapters that are named by their names on the hub: at the start, over HTTP, and in ``LoRARequest``."""
 
-import sys
 import threading
 
 import httpx
 import pytest
 from server_process import REAL, ServerProcess
+from tiny_adapters import GREEDY, PROMPT, make_adapters, say
 
 from hub_server import HubServer
-from rustvllm import LLM, SamplingParams
+from rustvllm import LLM
 from rustvllm.lora.request import LoRARequest
 
 pytest.importorskip("peft", reason="peft is not installed")
 
-PROMPT = "Once upon a time"
-GREEDY = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 WEIGHTS = "adapter_model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory, repository):
+def world(tmp_path_factory):
     """A folder with an adapter, and what the model says with it and alone."""
-    import torch
-    import transformers
-
-    sys.path.insert(0, str(repository / "tests" / "models"))
-    from peft_adapters import make_adapter
-
-    folder = repository / "python" / "rustvllm" / "assets" / "tiny"
-    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     root = tmp_path_factory.mktemp("root")
-    make_adapter(reference, root / "polite", seed=1, size=0.5, target_modules="all-linear")
+    make_adapters([root / "polite"])
     with LLM(enable_lora=True) as llm:
         texts = [say(llm, request) for request in (None, LoRARequest("polite", 1, str(root / "polite")))]
     assert texts[0] != texts[1]
@@ -45,11 +35,6 @@ def hub(world):
         for repo in ("acme/polite", "acme/slow", "acme/bad", "other/polite"):
             server.put(repo, files)
         yield server
-
-
-def say(llm, request):
-    [output] = llm.generate([PROMPT], SamplingParams(**GREEDY), use_tqdm=False, lora_request=request)
-    return output.outputs[0].text
 
 
 def post(server, path, **body):

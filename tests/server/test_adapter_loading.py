@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,40 +12,29 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from server_process import REAL, ServerProcess
+from tiny_adapters import GREEDY, PROMPT, make_adapters, say
 
-from rustvllm import LLM, SamplingParams
+from rustvllm import LLM
 from rustvllm.lora.request import LoRARequest
 
 pytest.importorskip("peft", reason="peft is not installed")
 
-PROMPT = "Once upon a time"
-GREEDY = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 LONG = {"temperature": 0, "max_tokens": 400, "ignore_eos": True}
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory, repository):
+def world(tmp_path_factory):
     """A root with two adapters, a folder next to it, and what the model says with each and alone, short and long."""
-    import torch
-    import transformers
-
-    sys.path.insert(0, str(repository / "tests" / "models"))
-    from peft_adapters import make_adapter
-
-    folder = repository / "python" / "rustvllm" / "assets" / "tiny"
-    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     root = tmp_path_factory.mktemp("root")
-    for number, name in enumerate(("a", "b"), 1):
-        make_adapter(reference, root / name, seed=number, size=0.5, target_modules="all-linear")
+    make_adapters([root / "a", root / "b"])
     outside = shutil.copytree(root / "a", tmp_path_factory.mktemp("outside") / "a")
     texts = {}
     with LLM(enable_lora=True, max_loras=2) as llm:
         for name in (None, "a", "b"):
             request = None if name is None else LoRARequest(name, ord(name), str(root / name))
             for length in (GREEDY, LONG):
-                [output] = llm.generate([PROMPT], SamplingParams(**length), use_tqdm=False, lora_request=request)
-                texts[name, length["max_tokens"]] = output.outputs[0].text
+                texts[name, length["max_tokens"]] = say(llm, request, length)
     assert len({texts[name, 16] for name in (None, "a", "b")}) == 3
     return root, outside, texts
 

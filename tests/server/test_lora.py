@@ -9,6 +9,7 @@ import sys
 import httpx
 import pytest
 from server_process import REAL, ServerProcess
+from tiny_adapters import make_adapters
 
 from rustvllm import LLM, SamplingParams
 from rustvllm.cli.chat import chat
@@ -21,21 +22,12 @@ GREEDY = {"temperature": 0, "max_tokens": 16}
 
 
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory, repository):
+def adapters(tmp_path_factory):
     """Two folders, and what the embedded model says with each and alone."""
-    import torch
-    import transformers
-
-    sys.path.insert(0, str(repository / "tests" / "models"))
-    from peft_adapters import make_adapter
-
-    folder = repository / "python" / "rustvllm" / "assets" / "tiny"
-    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    requests = []
-    for number, name in enumerate(("polite", "team/wild ü"), 1):
-        path = tmp_path_factory.mktemp(f"adapter-{number}")
-        make_adapter(reference, path, seed=number, size=0.5, target_modules="all-linear")
-        requests.append(LoRARequest(name, number, str(path)))
+    folders = [tmp_path_factory.mktemp(f"adapter-{number}") for number in (1, 2)]
+    make_adapters(folders)
+    named = enumerate(zip(("polite", "team/wild ü"), folders, strict=True), 1)
+    requests = [LoRARequest(name, number, str(folder)) for number, (name, folder) in named]
     texts = {}
     with LLM(enable_lora=True, max_loras=2) as llm:
         for request in (None, *requests):

@@ -1,11 +1,11 @@
 """How far loading is said to be: a bar on a terminal, lines in the log elsewhere, nothing when it is not wanted."""
 
 import io
-import logging
 import sys
 
 import pytest
 
+from logged import logged
 from rustvllm import byte_progress as module
 from rustvllm.byte_progress import ByteProgress
 
@@ -17,14 +17,8 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def lines():
-    """What is logged."""
-    records = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())
-    logger = logging.getLogger("rustvllm.byte_progress")
-    logger.addHandler(handler)
-    yield records
-    logger.removeHandler(handler)
+    with logged("rustvllm.byte_progress") as messages:
+        yield messages
 
 
 def load(*, is_shown=True):

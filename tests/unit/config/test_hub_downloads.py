@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import os
 import resource
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hub_server import COMMIT, NEWER, HubServer
+from logged import logged
 from rustvllm.config import hub
 from rustvllm.config.hub import checksums, download, storage
 from rustvllm.exceptions import HubUnreachableError, ModelLoadError, ModelNotFoundError
@@ -49,14 +49,8 @@ def server(monkeypatch, tmp_path):
 
 @pytest.fixture
 def lines():
-    """What is logged."""
-    records = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())
-    logger = logging.getLogger("rustvllm.config.hub")
-    logger.addHandler(handler)
-    yield records
-    logger.removeHandler(handler)
+    with logged("rustvllm.config.hub") as messages:
+        yield messages
 
 
 def path_of(name="acme/model", **options):
