@@ -6,6 +6,7 @@ time.
 
 import difflib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from rustvllm.exceptions import ConfigError
@@ -205,7 +206,7 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path(os.path.expanduser("~"), ".cache")) / "rustvllm"  # noqa: PTH111 -- never raises
 
 
-_CHECKED = (
+_CHECKED: tuple[Callable[[], object], ...] = (
     logging_level, logging_format, logging_config_path, max_n, hub_timeout, check_invariants, trace,
     enable_multiprocessing, engine_ready_timeout, log_stats_interval, linear_kernel, activations, cpu_instructions,
     decoder, cache_dir,
@@ -223,8 +224,27 @@ def check_all() -> list[str]:
     """
     for read in _CHECKED:
         read()
-    known = {"RUSTVLLM_API_KEY", ENGINE_SECRET} | {f"RUSTVLLM_{read.__name__.upper()}" for read in _CHECKED}
-    known = known - {"RUSTVLLM_CACHE_DIR"} | {"RUSTVLLM_CACHE"}
+    return misspelt()
+
+
+def wrong_values() -> dict[str, str]:
+    """What is wrong with the value of each variable, by its name; the others are left out."""
+    found = {}
+    for read in _CHECKED:
+        try:
+            read()
+        except ConfigError as error:
+            found[_name_of(read)] = str(error)
+    return found
+
+
+def _name_of(read: Callable[[], object]) -> str:
+    return "RUSTVLLM_CACHE" if read is cache_dir else f"RUSTVLLM_{read.__name__.upper()}"
+
+
+def misspelt() -> list[str]:
+    """A message for each variable whose name is nearly one of these."""
+    known = {"RUSTVLLM_API_KEY", ENGINE_SECRET} | {_name_of(read) for read in _CHECKED}
     messages = []
     for name in sorted(os.environ):
         # Others begin alike: Kubernetes makes RUSTVLLM_PORT and more for a service called rustvllm.

@@ -6,7 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -35,8 +35,13 @@ SECRETS = ("KEY", "SECRET", "TOKEN", "PASSWORD")
 NVIDIA_SMI_SECONDS = 20
 
 
-def collect_env(argv: Sequence[str]) -> int:
+def collect_env(argv: Sequence[str], wrong: Mapping[str, str], problems: Mapping[str, str]) -> int:
     """Run ``rustvllm collect-env``.
+
+    Args:
+        argv: The arguments behind the command's name.
+        wrong: Environment variables of rustvllm with wrong values, which were taken out of the environment.
+        problems: What is wrong with each of them.
 
     Returns:
         The exit code 0.
@@ -46,7 +51,9 @@ def collect_env(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
-    facts = collect()
+    facts = collect(wrong)
+    if problems:
+        facts["problems"] = dict(problems)
     if args.json:
         print(json.dumps(facts, indent=2))
         return 0
@@ -57,8 +64,9 @@ def collect_env(argv: Sequence[str]) -> int:
     return 0
 
 
-def collect() -> dict[str, dict[str, Any]]:
-    """Everything, by title."""
+def collect(wrong: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Everything, by title; ``wrong`` as for :func:`collect_env`."""
+    environment = {**os.environ, **wrong}
     return {
         "rustvllm": {
             "version": _core.__version__,
@@ -70,8 +78,8 @@ def collect() -> dict[str, dict[str, Any]]:
         "machine": {**machine(), "C library": " ".join(platform.libc_ver()), "memory": _memory()},
         "devices": {"chosen": detect_device(), "GPUs": ", ".join(visible_gpus()) or "none", "driver": _driver()},
         "environment": {
-            name: "(set)" if any(word in name for word in SECRETS) else os.environ[name]
-            for name in sorted(os.environ)
+            name: "(set)" if any(word in name for word in SECRETS) else environment[name]
+            for name in sorted(environment)
             if name.startswith("RUSTVLLM_") or name in OTHER_VARIABLES
         },
     }

@@ -6,6 +6,7 @@ Nothing slow is imported here, so that ``--help`` and ``--version`` are instant.
 import argparse
 import difflib
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,6 +119,18 @@ def _check_surroundings() -> None:
         raise ConfigError(f"there is no {_MEMORY}; mount the kernel's files (mount -t proc proc /proc)")
 
 
+def _collect_env(args: list[str]) -> int:
+    """Report wrong environment variables, which end all other commands: imports that read them must not see them."""
+    problems = envs.wrong_values()
+    values = {name: os.environ.pop(name) for name in problems}
+    try:
+        from rustvllm.cli.collect_env import collect_env
+
+        return collect_env(args, values, problems)
+    finally:
+        os.environ.update(values)
+
+
 def _run(args: list[str]) -> int:
     """Run a command; its exit code."""
     parser = make_parser()
@@ -131,7 +144,7 @@ def _run(args: list[str]) -> int:
         return EXIT_OK
     command, *rest = args
     check_address_space()
-    for message in envs.check_all():
+    for message in envs.misspelt() if command == "collect-env" else envs.check_all():
         print(f"rustvllm {command}: warning: {message}", file=sys.stderr)
     if command in _LOADING_TORCH:
         _check_surroundings()
@@ -170,9 +183,7 @@ def _run(args: list[str]) -> int:
 
         return inspect(rest)
     if command == "collect-env":
-        from rustvllm.cli.collect_env import collect_env
-
-        return collect_env(rest)
+        return _collect_env(rest)
     likely = difflib.get_close_matches(command, COMMANDS, n=1)
     hint = f"did you mean {likely[0]!r}? Commands" if likely else "commands"
     print(f"rustvllm: error: unknown command {command!r}; {hint} are {', '.join(COMMANDS)}", file=sys.stderr)
