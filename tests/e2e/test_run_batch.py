@@ -126,6 +126,8 @@ def test_what_cannot_be_is_said_before_a_model_is_loaded(tmp_path, capsys):
         working.write_text("an input")
     for arguments, code, says in (
         (["-i", tmp_path / "none", "-o", tmp_path / "out"], 1, "none is not there"),
+        (["-i", "-", "-o", tmp_path / "out"], 1, "-i - is not supported: run-batch does not use standard input"),
+        (["-i", tmp_path / "none", "-o", "-"], 1, "-o - is not supported: run-batch does not use standard output"),
         (["-i", tmp_path, "-o", tmp_path / "out"], 1, "not a regular file"),
         (["-i", source, "-o", tmp_path / "none" / "out"], 1, "folder"),
         (["-i", source, "-o", source], 1, "same file"),

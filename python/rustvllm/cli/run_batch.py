@@ -162,12 +162,18 @@ class _Files:
         """Fetch the input if it is elsewhere.
 
         Raises:
-            ConfigError: No such file, or both are the same.
+            ConfigError: No such file, or both are the same, or one is ``-``.
             RemoteFileError: It cannot be fetched.
         """
         from rustvllm.batch.journal import SUFFIX, WHOLE_SUFFIX
         from rustvllm.batch.remote_file import download, is_url
 
+        for flag, name, stream in (("-i", args.input_file, "input"), ("-o", args.output_file, "output")):
+            if name == "-":
+                raise ConfigError(
+                    f"{flag} - is not supported: run-batch does not use standard {stream}; name a file (./- if it is "
+                    "called -)"
+                )
         if is_url(args.input_file):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rustvllm-batch-"))
             source = Path(folder) / "input.jsonl"
