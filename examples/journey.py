@@ -7,7 +7,8 @@ from rustvllm.observe.trace.tracer import TraceRecord
 def show(record: TraceRecord) -> None:
     """Print one record; those of start-up belong to no request."""
     if record.request_id is not None:
-        print(f"{record.component:20} {record.event:20} {dict(record.extras)}")
+        values = {name: round(value, 3) if isinstance(value, float) else value for name, value in record.extras.items()}
+        print(f"{record.component:20} {record.event:20} {values}")
 
 
 def main() -> None:
