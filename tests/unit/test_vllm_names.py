@@ -1,14 +1,23 @@
 """Every public name that vLLM 0.32 gives its engines is there, or says why it is not and what works instead."""
 
+import copy
+import pickle  # noqa: TID251 -- a user's arguments may be pickled
+
 import numpy as np
 import pytest
 
-from rustvllm import LLM, AsyncLLM, EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from rustvllm.config.flags import refused
 from rustvllm.engine.request.prompts import UNBUILT_KEYS
 from rustvllm.engine.unbuilt import METHODS
 from rustvllm.exceptions import ConfigError, InvalidRequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
+OF_ENGINE_ARGS = """
+    add_cli_args create_diffusion_config create_engine_config create_load_config create_logging_config
+    create_model_config create_observability_config create_speculative_config create_structured_outputs_config
+    create_watermark_config from_cli_args get_batch_defaults validate_tensorizer_args
+"""
 OF_LLM = """
     apply_model beam_search chat classify collective_rpc embed encode enqueue enqueue_chat finish_weight_update
     from_engine_args generate get_default_sampling_params get_metrics get_tokenizer get_weight_version get_world_size
@@ -43,6 +52,21 @@ def test_names_of_the_llm(llm):
     assert llm.supported_tasks == ("generate",)
     assert llm.reset_mm_cache() is None
     assert repr(llm).startswith("LLM(model='")
+
+
+@pytest.mark.parametrize("kind", [EngineArgs, AsyncEngineArgs])
+def test_methods_of_engine_arguments(kind):
+    args = kind(model="m")
+    found = {name for name in OF_ENGINE_ARGS.split() if not hasattr(args, name)}
+    assert found == refused.METHODS.keys()
+    for name in found:
+        with pytest.raises(AttributeError) as refusal:
+            getattr(args, name)
+        assert str(refusal.value) == f"{kind.__name__}.{name} is not supported yet: {refused.METHODS[name]}"
+    with pytest.raises(AttributeError, match=f"'{kind.__name__}' object has no attribute 'nothing'"):
+        args.nothing  # noqa: B018 -- the access is the test
+    assert copy.deepcopy(args) == args
+    assert pickle.loads(pickle.dumps(args)) == args
 
 
 class Failing:

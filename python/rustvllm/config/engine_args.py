@@ -164,6 +164,10 @@ class EngineArgs(EngineFlags):
             log_stats=not self.disable_log_stats,
         )
 
+    def __getattr__(self, name: str) -> Any:
+        """Say of what is not built yet that it is not, in place of a bare name."""
+        refused.refuse_attribute(self, name)
+
     def check_early(self) -> None:
         """Check the values at once, and, if the model is a local folder, check them against the model.
 

@@ -7,7 +7,7 @@ stops a command line or script written for vLLM. A parser's own flags win over t
 import argparse
 import ast
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from rustvllm.exceptions import ConfigError
 from rustvllm.redaction import MASK
@@ -205,6 +205,37 @@ ALIASES: Final[Mapping[str, str]] = {
     "--device-memory-utilization": "--gpu-memory-utilization",
 }
 """Other names that vLLM has for flags of rustvllm."""
+
+
+_METHODS: Final[Mapping[str, str]] = {
+    # what works instead, or the reason -> the methods of EngineArgs
+    "create_engine_config() makes the whole configuration; its .model is this part": "create_model_config",
+    "create_engine_config() makes the whole configuration; its .load is this part": "create_load_config",
+    "create_engine_config() makes the whole configuration; its .speculation is this part": "create_speculative_config",
+    "create_engine_config() makes the whole configuration; its .scheduler has what structured outputs need": (
+        "create_structured_outputs_config"
+    ),
+    "create_tracing_config() makes the part that says where records of requests go": "create_observability_config",
+    "environment variables (RUSTVLLM_LOGGING_LEVEL and others) set up the log": "create_logging_config",
+    "create_engine_config() settles max_num_seqs and max_num_batched_tokens": "get_batch_defaults",
+    "rustvllm serves no diffusion models": "create_diffusion_config",
+    "rustvllm does not watermark outputs": "create_watermark_config",
+    _LOADING: "validate_tensorizer_args",
+}
+METHODS: Final[Mapping[str, str]] = {name: why for why, names in _METHODS.items() for name in names.split()}
+"""Why each method of vLLM's ``EngineArgs`` is not there."""
+
+
+def refuse_attribute(owner: object, name: str) -> NoReturn:
+    """Say of a name of vLLM's ``EngineArgs`` why it is not there.
+
+    Raises:
+        AttributeError: Always, so that ``hasattr`` and ``getattr`` with a default tell what is there.
+    """
+    kind = type(owner).__name__
+    if name in METHODS:
+        raise AttributeError(f"{kind}.{name} is not supported yet: {METHODS[name]}", name=name, obj=owner)
+    raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=owner)
 
 
 def rows(table: Mapping[str, str]) -> Iterator[tuple[list[str], frozenset[str], str]]:
