@@ -261,6 +261,8 @@ def test_two_threads_at_once():
     calls = [
         lambda _: scheduler.schedule(),
         lambda _: scheduler.reset_prefix_cache(preempt_running=True),
+        lambda _: scheduler.set_pause_state("unpaused"),
+        lambda _: scheduler.abort_all(),
         lambda output: scheduler.update_from_output(output, np.zeros((4, 1), np.int32)),
         scheduler.fail_step,
         lambda output: scheduler.truncate_drafts(output, [0] * 4),

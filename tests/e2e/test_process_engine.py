@@ -18,6 +18,7 @@ from rustvllm import SamplingParams, TokensPrompt
 from rustvllm.config.engine_args import AsyncEngineArgs
 from rustvllm.engine.async_llm import AsyncLLM
 from rustvllm.engine.core_client.process import ProcessClient
+from rustvllm.engine.core_client.remote import RemoteClient
 from rustvllm.exceptions import (
     EngineDeadError,
     InvalidRequestError,
@@ -97,6 +98,43 @@ async def test_it_answers_questions_while_it_lives_and_not_when_it_stands(engine
         await state()
     with pytest.raises(EngineDeadError):
         await state()
+
+
+async def test_engines_in_other_processes_are_paused_together_for_every_front_end(
+    engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(max_tokens=100, ignore_eos=True, temperature=0.0)
+    second = make_engine(monkeypatch, process=True, sim_step_time=2.0)
+    addresses = [client_of(each)._address for each in (engine, second)]
+    front = AsyncLLM(engine.config, client=RemoteClient(addresses, None, 10.0))
+
+    async def ids(of: AsyncLLM, name: str) -> list[int]:
+        outputs = [output async for output in of.generate("Once", params, name)]
+        return list(outputs[-1].outputs[0].token_ids)
+
+    try:
+        expected = await ids(second, "alone")
+        running = [asyncio.create_task(ids(each, "running")) for each in (engine, second, front)]
+        await asyncio.sleep(0.05)
+        await front.pause_generation(mode="keep")
+        assert [await each.is_paused() for each in (engine, second, front)] == [True] * 3
+        running.append(asyncio.create_task(ids(front, "late")))
+        steps = [(await each.current_stats())["num_steps"] for each in (engine, second)]
+        await asyncio.sleep(0.5)
+        assert [(await each.current_stats())["num_steps"] for each in (engine, second)] == steps
+        assert max(each.step_age for each in front.health()) < 0.3, "they count as idle"
+        assert not any(task.done() for task in running)
+        await second.resume_generation()
+        assert [await each.is_paused() for each in (engine, second, front)] == [True, False, False]
+        await front.resume_generation()
+        assert await asyncio.gather(*running) == [expected] * 4
+        ended = asyncio.create_task(ids(engine, "ended"))
+        await asyncio.sleep(0.05)
+        await front.pause_generation()
+        assert len(await ended) < len(expected), "aborted by another front end"
+    finally:
+        front.shutdown()
+        second.shutdown()
 
 
 @pytest.mark.parametrize("executor", ["sim", "auto"])

@@ -13,8 +13,8 @@ use std::{
 };
 
 use ::scheduler::{
-    ExtraKeys, LogprobRows, PromptLogprobRows, RequestStatus, Scheduler, SchedulerConfig, SchedulerOutput,
-    StepBuffers, StepRows, StepView, TokenRows, monotonic_ns,
+    ExtraKeys, LogprobRows, PauseState, PromptLogprobRows, RequestStatus, Scheduler, SchedulerConfig,
+    SchedulerOutput, StepBuffers, StepRows, StepView, TokenRows, monotonic_ns,
 };
 use pyo3::{
     exceptions::PyValueError,
@@ -34,6 +34,13 @@ use crate::{
         output::PySchedulerOutput,
     },
 };
+
+/// What Python calls the states of a pause.
+const PAUSE_STATES: [(&str, PauseState); 3] = [
+    ("unpaused", PauseState::Unpaused),
+    ("paused_new", PauseState::PausedNew),
+    ("paused_all", PauseState::PausedAll),
+];
 
 /// Makes a single-owner value acceptable to pyo3, which asks every class to be `Sync`.
 struct Exclusive<T>(T);
@@ -315,6 +322,35 @@ impl PyScheduler {
     fn reset_prefix_cache(&mut self, preempt_running: bool) -> PyResult<bool> {
         self.check_owner()?;
         Ok(self.inner.get().reset_prefix_cache(preempt_running))
+    }
+
+    #[getter]
+    fn pause_state(&mut self) -> &'static str {
+        let pause_state = self.inner.get().pause_state();
+        PAUSE_STATES.iter().find(|(_, state)| *state == pause_state).map_or("", |(name, _)| name)
+    }
+
+    fn set_pause_state(&mut self, pause_state: &str) -> PyResult<()> {
+        self.check_owner()?;
+        let Some((_, state)) = PAUSE_STATES.iter().find(|(name, _)| *name == pause_state) else {
+            let names = PAUSE_STATES.map(|(name, _)| format!("{name:?}")).join(", ");
+            return Err(PyValueError::new_err(format!(
+                "pause_state must be one of {names}, got {pause_state:.80?}"
+            )));
+        };
+        self.inner.get().set_pause_state(*state);
+        Ok(())
+    }
+
+    fn is_at_rest(&mut self) -> bool {
+        self.inner.get().is_at_rest()
+    }
+
+    fn abort_all(&mut self) -> PyResult<usize> {
+        self.check_owner()?;
+        let num_aborted = self.inner.get().abort_all();
+        self.announce();
+        Ok(num_aborted)
     }
 
     fn live_adapters(&mut self) -> PyResult<(Vec<i64>, Vec<i64>)> {

@@ -383,12 +383,14 @@ impl EngineHandle {
         self.shared.num_queued_tokens.load(Ordering::Relaxed)
     }
 
-    /// Whether there is work, as far as this thread can see: an unread message, a running request, or a step that was
-    /// scheduled and not updated.
+    /// Whether there is work, as far as this thread can see: an unread message, a running request that is not paused, or
+    /// a step that was scheduled and not updated.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         let stats = self.stats();
-        !self.shared.inbox.is_empty() || stats.num_running > 0 || stats.last_updated_step < stats.num_steps
+        !self.shared.inbox.is_empty()
+            || (stats.num_running > 0 && stats.is_paused == 0)
+            || stats.last_updated_step < stats.num_steps
     }
 
     /// The scheduler's configuration.

@@ -21,6 +21,7 @@
 //! | `drafts.rs` | what a step runs beyond that, guessed |
 //! | `update.rs`, `departure.rs` | what a step's tokens change; how a request leaves |
 //! | `intake.rs`, `deadlines.rs` | what comes in from other threads; how long it may wait for its first step |
+//! | `pause.rs` | who may run while the scheduler is paused |
 //! | `grammar.rs` | what those ask who compile grammars and mask logits |
 //! | `inspect.rs`, `summary.rs`, `invariants.rs`, `events.rs` | what people and tests look at |
 //! | `beams.rs`, `beam_search.rs` | the requests and blocks of a search of several beams; which of them go on |
@@ -96,9 +97,9 @@ pub use sampling_params::repetition_detection::{
     MAX_PATTERN_SIZE, RepetitionDetection, RepetitionDetectionError,
 };
 pub use scheduler::{
-    BlockMap, COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, MAX_EVENTS, NOTHING_LEFT, REFUSED_BY_PROCESSOR,
-    REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR, RequestEvent, RequestEventKind, RequestState, RequestSummary,
-    ScheduledRequest, Scheduler, StepView, WITHHELD_SAMPLE,
+    BlockMap, COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, MAX_EVENTS, NOTHING_LEFT, PauseState,
+    REFUSED_BY_PROCESSOR, REJECTED_BY_GRAMMAR, REJECTED_BY_PROCESSOR, RequestEvent, RequestEventKind,
+    RequestState, RequestSummary, ScheduledRequest, Scheduler, StepView, WITHHELD_SAMPLE,
 };
 pub use step::rows::StepRows;
 pub use step::token_rows::TokenRows;

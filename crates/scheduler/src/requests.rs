@@ -48,6 +48,11 @@ impl Requests {
         self.by_id.get(request_id).copied()
     }
 
+    /// Keys of all live requests, in no order.
+    pub(crate) fn keys(&self) -> Vec<RequestKey> {
+        self.by_key.keys().copied().collect()
+    }
+
     /// A slot for a new request, the epoch of its tenancy, and its place in the order of arrival.
     pub(crate) fn reserve(&mut self) -> (u32, u32, u64) {
         let slot = self.free_slots.pop().unwrap_or(self.slots.len() as u32);

@@ -20,6 +20,7 @@ mod grammar;
 mod inspect;
 mod intake;
 mod invariants;
+mod pause;
 mod preemption;
 mod running;
 mod summary;
@@ -32,6 +33,7 @@ use kvblocks::{BlockCopies, BlockId, BlockPool, ChainHasher};
 
 pub use events::{MAX_EVENTS, RequestEvent, RequestEventKind};
 pub use inspect::{RequestState, ScheduledRequest, StepView};
+pub use pause::PauseState;
 pub use summary::{BlockMap, RequestSummary};
 pub use update::{
     COMPLETED_BY_GRAMMAR, CROWDED_OUT_OF_GRAMMARS, NOTHING_LEFT, REFUSED_BY_PROCESSOR, REJECTED_BY_GRAMMAR,
@@ -83,6 +85,7 @@ pub struct Scheduler {
     /// Arrivals and departures of requests with grammars, until `take_grammar_news`.
     grammar_news: Vec<GrammarNews>,
     events: EventLog,
+    pause_state: PauseState,
     /// Buffer for `dispatch`: the copies of its step.
     copies: BlockCopies,
     /// Buffers for admissions: the blocks found for a request, and the requests before it that did not fit.
@@ -133,6 +136,7 @@ impl Scheduler {
             drafter,
             grammar_news: Vec::new(),
             events: EventLog::default(),
+            pause_state: PauseState::default(),
             copies: BlockCopies::default(),
             hits: Vec::with_capacity(config.blocks_per_request() as usize),
             passed_over: Vec::new(),
@@ -155,8 +159,8 @@ impl Scheduler {
         self.outgoing.take_consumer()
     }
 
-    /// Plan the next step into the next free buffer set. Returns `None` if nothing can run now; if steps are in flight,
-    /// that may change when the oldest is updated.
+    /// Plan the next step into the next free buffer set. Returns `None` if nothing can run now, or all is paused; if
+    /// steps are in flight, that may change when the oldest is updated.
     ///
     /// # Errors
     /// `max_steps_in_flight` steps are in flight: update one first.
@@ -165,7 +169,7 @@ impl Scheduler {
         self.drain_inbox();
         self.end_overdue(None);
         self.kv.pool.drain_returned();
-        if self.waits_for_tokens() {
+        if self.pause_state == PauseState::PausedAll || self.waits_for_tokens() {
             self.publish();
             return Ok(None);
         }

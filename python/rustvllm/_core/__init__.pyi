@@ -338,6 +338,14 @@ class Scheduler:
     def num_unfinished_requests(self) -> int: ...
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Forget every cached block; False while blocks are in use. ``preempt_running`` takes them from all first."""
+    @property
+    def pause_state(self) -> Literal["unpaused", "paused_new", "paused_all"]: ...
+    def set_pause_state(self, pause_state: Literal["unpaused", "paused_new", "paused_all"]) -> None:
+        """Pause, or end the pause: ``paused_new`` admits no further request, ``paused_all`` plans no step."""
+    def is_at_rest(self) -> bool:
+        """Whether the scheduler is paused and no step runs, or will run before the pause ends."""
+    def abort_all(self) -> int:
+        """Abort every request, those in the inbox included; how many there were."""
     def live_adapters(self) -> tuple[list[int], list[int]]:
         """Numbers of the adapters of running requests, and of waiting ones, each once, in ascending order."""
     def adapter_counts(self) -> dict[int, tuple[int, int]]:

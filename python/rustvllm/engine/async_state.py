@@ -7,6 +7,7 @@ from typing import Any
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig, ModelConfig
+from rustvllm.engine import pausing
 from rustvllm.engine.core_client.interface import AsyncEngineClient
 from rustvllm.engine.request_table import RequestTable
 from rustvllm.exceptions import EngineDeadError
@@ -203,9 +204,50 @@ class AsyncState:
         """False: an engine cannot sleep."""
         return False
 
+    async def pause_generation(self, *, mode: pausing.PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Pause every engine until :meth:`resume_generation`: requests that come meanwhile wait.
+
+        They count towards the limits of the queue, and ``queue_timeout`` ends them as ever. Returns when nothing runs
+        any more. If this is cancelled, the pause remains.
+
+        Args:
+            mode: What becomes of the requests in flight, those of other front ends included. ``abort`` ends them, with
+                all that wait; ``wait`` lets them run to their ends; ``keep`` leaves them as they are, and they go on
+                when the pause ends.
+            clear_cache: Forget then what the prefix caches hold. Requests that are kept are computed again.
+
+        Raises:
+            InvalidRequestError: An argument is wrong.
+            QueryTimeoutError: An engine was in one step for half a minute.
+            EngineDeadError: An engine has died or was shut down.
+        """
+        pausing.check_mode(mode)
+        check_bool("clear_cache", clear_cache)
+        states = await self._ask_pauses(pausing.PAUSE, json.dumps({"mode": mode}).encode())
+        while any(state["is_paused"] and not state["is_at_rest"] for state in states):
+            await asyncio.sleep(_LOOK_SECONDS)
+            states = await self._ask_pauses(pausing.PAUSE_STATE)
+        if clear_cache and all(state["is_paused"] for state in states):
+            await self.reset_prefix_cache(reset_running_requests=True)
+
+    async def resume_generation(self) -> None:
+        """End the pause of every engine; engines that are not paused run on.
+
+        Raises:
+            QueryTimeoutError: An engine was in one step for half a minute.
+            EngineDeadError: An engine has died or was shut down.
+        """
+        await self._ask_pauses(pausing.RESUME)
+
     async def is_paused(self) -> bool:
-        """False: an engine cannot be paused."""
-        return False
+        """Whether every engine is paused; errors as for :meth:`resume_generation`."""
+        return all(state["is_paused"] for state in await self._ask_pauses(pausing.PAUSE_STATE))
+
+    async def _ask_pauses(self, kind: str, payload: bytes = b"") -> list[dict[str, bool]]:
+        self.check_health()
+        ranks = range(len(self.health()))
+        asked = (self.query(kind, payload, rank=rank, seconds=_RESET_SECONDS) for rank in ranks)
+        return [json.loads(answer) for answer in await asyncio.gather(*asked)]
 
     async def is_tracing_enabled(self) -> bool:
         """Whether spans of requests go to an endpoint of OpenTelemetry."""

@@ -67,6 +67,7 @@ class EngineCore:
         watch: Tells traces, metrics and the live page of each step.
         num_blocks: KV blocks, the null block included.
         num_cpu_blocks: KV blocks in CPU memory for preempted requests.
+        is_frozen: A pause keeps all requests from running, and from getting tokens that grammars force.
         max_concurrent_batches: Steps that may be launched and not updated.
         last_step_error: What the last failed step, or a logits processor of single requests, raised, as text; None if
             none did.
@@ -100,6 +101,7 @@ class EngineCore:
         self.config, self.executor, self.scheduler = started.config, started.executor, started.scheduler
         self.num_blocks, self.num_cpu_blocks = started.num_blocks, started.num_cpu_blocks
         self.startup_phases = started.phases
+        self.is_frozen = False
         self.max_concurrent_batches = self.scheduler.config.max_steps_in_flight
         self.handle = self.scheduler.handle
         self.executor.watch(self.handle.wake)
@@ -129,8 +131,10 @@ class EngineCore:
         self.watch.begin_step()
         if len(self._launched) < self.max_concurrent_batches:
             schedule_ns = monotonic_ns()
-            self._grammars.look_ahead()
-            is_one_held = self._grammars.hold_slow()
+            is_one_held = False
+            if not self.is_frozen:
+                self._grammars.look_ahead()
+                is_one_held = self._grammars.hold_slow()
             output = self.scheduler.schedule()
             if output is None and is_one_held and not self._launched:
                 self._grammars.release_slow()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from rustvllm import envs
+from rustvllm.engine import pausing
 from rustvllm.engine.adapters import EngineAdapters
 from rustvllm.engine.core import EngineCore
 from rustvllm.exceptions import EngineDeadError
@@ -28,12 +29,15 @@ def run(core: EngineCore, is_stopping: Callable[[], bool], queries: QuerySource)
     check_invariants = envs.check_invariants()
     adapters = EngineAdapters(core)
     inspection = Inspection(core, adapters)
+    pause = pausing.EnginePause(core)
     try:
         while not is_stopping():
             num_tokens = core.step()
             for query in queries.take_queries():
                 if query.kind in adapter_queries.KINDS:
                     adapters.answer(query)
+                elif query.kind in pausing.KINDS:
+                    pause.answer(query)
                 else:
                     inspection.answer(query)
             adapters.tend()

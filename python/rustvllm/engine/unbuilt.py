@@ -11,7 +11,6 @@ _SLEEP = "an engine cannot sleep; shutdown() frees the memory of the model, and 
 _PROFILE = "trace=True, trace_file and step_trace_file show where the time goes"
 _WORKERS = "workers run no functions of the caller; logits_processors change what is sampled"
 _WEIGHTS = "an engine reads its weights once; make a new engine to serve others"
-_PAUSE = "abort() ends requests, and an engine without requests waits"
 _KV_ELSEWHERE = "KV blocks stay in their engine"
 
 _METHODS: Final[Mapping[str, str]] = {
@@ -23,7 +22,6 @@ _METHODS: Final[Mapping[str, str]] = {
     _WEIGHTS: "init_weight_transfer_engine shutdown_weight_transfer_engine start_weight_update "
     "start_draft_weight_update update_weights finish_weight_update update_weight_version get_weight_version "
     "set_weight_version compute_weight_checksums",
-    _PAUSE: "pause_generation resume_generation",
     _KV_ELSEWHERE: "get_kv_event_sources notify_kv_transfer_request_rejected",
     "max_cpu_loras adapters stay loaded; make it as large as there are adapters": "pin_lora",
     "rustvllm serve --data-parallel-size N starts N engines": "scale_elastic_ep has_unfinished_requests_dp",

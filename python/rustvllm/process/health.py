@@ -15,7 +15,7 @@ class EngineHealth:
         rank: Number of the engine, from 0.
         death: Why it is dead; None while it lives.
         heartbeat_age: Seconds since the last heartbeat of its process; 0.0 for an engine in this process.
-        step_age: Seconds since its last step while it has requests; 0.0 when idle.
+        step_age: Seconds since its last step while it has requests; 0.0 when idle, or paused and at rest.
     """
 
     rank: int
@@ -56,6 +56,8 @@ class StepWatch:
         """
         now = time.monotonic()
         is_busy = stats["num_running"] + stats["num_waiting"] + stats["num_queued"] > 0
+        if stats["is_paused"]:
+            is_busy = stats["last_updated_step"] < stats["num_steps"]
         if not is_busy or stats["last_updated_step"] != self._last_step:
             self._last_step, self._since = int(stats["last_updated_step"]), now
         return now - self._since

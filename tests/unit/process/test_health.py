@@ -9,8 +9,9 @@ def test_the_age_of_a_step_counts_only_while_nothing_is_done(monkeypatch):
     monkeypatch.setattr(engine_health.time, "monotonic", lambda: now)
     watch = StepWatch()
 
-    def age(step, running=0, waiting=0, queued=0):
+    def age(step, running=0, waiting=0, queued=0, planned=None, is_paused=0):
         stats = {"num_running": running, "num_waiting": waiting, "num_queued": queued, "last_updated_step": step}
+        stats |= {"num_steps": step if planned is None else planned, "is_paused": is_paused}
         return watch.step_age(stats)
 
     assert age(0) == 0
@@ -25,6 +26,11 @@ def test_the_age_of_a_step_counts_only_while_nothing_is_done(monkeypatch):
     now += 2
     assert age(1, running=1) == 2
     assert age(1) == 0
+    now += 2
+    assert age(1, running=1) == 2
+    assert age(1, running=1, waiting=1, is_paused=1) == 0
+    now += 2
+    assert age(1, running=1, planned=2, is_paused=1) == 2  # its step has not ended
 
 
 def test_the_worse_of_both_ages_is_the_stall():

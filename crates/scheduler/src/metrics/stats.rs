@@ -98,6 +98,8 @@ counters! {
     num_draft_pauses,
     /// 1 while drafts are switched off.
     is_drafting_paused,
+    /// 1 while the scheduler is paused.
+    is_paused,
     /// Tokens scheduled since the start.
     num_scheduled_tokens,
     /// Prompt tokens that were looked up, once per first admission. Requests that may not read the cache, and forks,

@@ -1,8 +1,8 @@
 //! Admission: which waiting requests get blocks and a row in this step.
 //!
 //! A cursor walks through the queue. It skips a request that is not ready: its grammar is not compiled, a step with it
-//! is still in flight, the request that it forks has not computed enough, or there is no place for its adapter. Such a
-//! request delays no other. The first request that is ready but does not fit ends the walk; with look-past, it may be
+//! is still in flight, the request that it forks has not computed enough, there is no place for its adapter, or a pause
+//! keeps it waiting. Such a request delays no other. The first request that is ready but does not fit ends the walk; with look-past, it may be
 //! overtaken a limited number of times.
 
 use kvblocks::BlockId;
@@ -89,7 +89,7 @@ impl Scheduler {
         if request.status == RequestStatus::WaitingForGrammar || request.num_steps_in_flight > 0 {
             return Start::NotReady;
         }
-        if !self.beams_are_settled(slot) {
+        if self.is_kept_waiting(slot) || !self.beams_are_settled(slot) {
             return Start::NotReady;
         }
         if request.status == RequestStatus::Swapped {
