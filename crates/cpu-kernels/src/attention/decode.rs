@@ -1,7 +1,7 @@
 //! Attention of few query rows to each KV head, as in decode: through the cache with all heads of the tile together.
 //!
 //! What such rows take is the time in which keys and values come from memory. A head's keys lie far apart, those of all heads
-//! of a token side by side, so rows of the cache are read from first to last, and those that come some rows later asked for.
+//! of a token side by side, so keys are read row by row of the cache, and the rows that come next are asked for meanwhile.
 
 #![allow(clippy::inline_always, reason = "see `simd`")]
 
@@ -12,10 +12,11 @@ use crate::{
         cache_rows::CacheRows,
         cached::Cached,
         layer::{Layer, Tile},
-        products::{CHUNK, HalfSums, add_stretch, ask_row, multiply_by_scales, scales, score},
+        products::{CHUNK, KEYS_AT_ONCE, add_values, multiply_by_scales, num_panels, scales, score},
         scratch::Scratch,
         softmax::{bend, soften},
     },
+    lines::LINE,
     number::Number,
     simd::Simd,
 };
@@ -23,48 +24,49 @@ use crate::{
 /// With as many query rows of a KV head or more, a chunk of that head is copied to one place instead: its rows lie far apart in
 /// the cache, on addresses that compete for the same few places of the nearest cache, and `bf16` is widened once.
 pub(crate) const MIN_ROWS_TO_PACK: usize = 8;
-/// Rows of the cache between those that are computed with and those that are asked for. A multiple of four.
-const AHEAD: usize = 16;
-/// Keys that all heads are scored with before the next ones are. A multiple of four.
-const KEYS: usize = 4;
-/// Values that a head's sums take before those of the next head do: they are loaded and stored that often.
-const VALUES: usize = 32;
-
-/// Rows of the cache in the order in which they are read: keys, values, and those of the next chunk.
-struct Order<C> {
-    rows: [*const C; 2 * CHUNK + AHEAD],
-    num_keys: usize,
+/// Rows of the cache that are read next: a chunk's values while its keys are, the next chunk's keys while its values are. They
+/// are asked for line by line as they lie in memory, so that the processor sees what follows, and a few lines at a time: it
+/// keeps track of few requests, and computes nothing while it waits for one to end.
+struct Ahead<'a, C> {
+    rows: std::slice::Iter<'a, *const C>,
+    /// The row whose lines are asked for, and the byte of it that is next.
+    row: *const u8,
+    at: usize,
+    /// Of the tile's heads in a row.
+    row_bytes: usize,
+    num_lines: usize,
+    num_calls: usize,
+    /// Lines that should have been asked for by now and were not, times `num_calls`.
+    due: usize,
 }
 
-impl<C> Order<C> {
-    fn new(rows: &CacheRows<C>, next: Option<&CacheRows<C>>) -> Self {
-        let num_keys = rows.num_keys;
-        // Beyond the end of the context the last value is asked for again.
-        let mut order = [rows.values[num_keys - 1]; 2 * CHUNK + AHEAD];
-        order[..num_keys].copy_from_slice(&rows.keys[..num_keys]);
-        order[num_keys..2 * num_keys].copy_from_slice(&rows.values[..num_keys]);
-        if let Some(next) = next {
-            order[2 * num_keys..][..AHEAD].copy_from_slice(&next.keys[..AHEAD]);
+impl<'a, C> Ahead<'a, C> {
+    /// All lines of `rows`, in as many calls of [`Self::ask`].
+    fn new(rows: &'a [*const C], row_bytes: usize, num_calls: usize) -> Self {
+        let (num_lines, num_calls) = (rows.len() * row_bytes.div_ceil(LINE), num_calls.max(1));
+        Self {
+            rows: rows.iter(),
+            row: std::ptr::null(),
+            at: row_bytes,
+            row_bytes,
+            num_lines,
+            num_calls,
+            due: 0,
         }
-        Self { rows: order, num_keys }
     }
 
-    /// Ask for `len` elements from `offset` on of those that follow the keys from `first` on.
+    /// Ask for the lines of one call.
     #[inline(always)]
-    fn ask_after_keys<S: Simd>(&self, first: usize, offset: usize, len: usize) {
-        self.ask::<S>(first..first + 4, offset, len);
-    }
-
-    /// Likewise of two values.
-    #[inline(always)]
-    fn ask_after_values<S: Simd>(&self, first: usize, offset: usize, len: usize) {
-        self.ask::<S>(self.num_keys + first..self.num_keys + first + 2, offset, len);
-    }
-
-    #[inline(always)]
-    fn ask<S: Simd>(&self, places: Range<usize>, offset: usize, len: usize) {
-        for row in &self.rows[places.start + AHEAD..places.end + AHEAD] {
-            ask_row::<S, C>(row.wrapping_add(offset), len * size_of::<C>());
+    fn ask<S: Simd>(&mut self) {
+        self.due += self.num_lines;
+        while self.due >= self.num_calls {
+            self.due -= self.num_calls;
+            if self.at >= self.row_bytes {
+                let Some(row) = self.rows.next() else { return };
+                (self.row, self.at) = (row.cast(), 0);
+            }
+            S::prefetch_near(self.row.wrapping_add(self.at));
+            self.at += LINE;
         }
     }
 }
@@ -89,15 +91,19 @@ pub(crate) unsafe fn walk<S: Simd, E: Number, C: Cached>(
     let num_rows = tile.kv_heads.len() * rows_per_head;
     scratch.scores.resize(num_rows, [0.0; CHUNK]);
     scratch.factors.resize(num_rows, 1.0);
+    let row_bytes = tile.kv_heads.len() * (layer.head_dim + C::SCALE_LEN) * size_of::<C>();
     let locate = |chunk| CacheRows::of(layer, tile, chunk, tile.kv_heads.start);
     let mut next = chunks.next().map(locate);
+    if let Some(first) = &next {
+        // Nothing asked for these.
+        Ahead::new(&first.keys[..first.num_keys], row_bytes, 1).ask::<S>();
+    }
     while let Some(found) = next {
         next = chunks.next().map(locate);
-        let order = Order::new(&found, next.as_ref());
         let seen: [Range<usize>; MIN_ROWS_TO_PACK] =
             std::array::from_fn(|row| found.seen(layer.options, tile, row.min(rows_per_head - 1) / group));
         let (num_heads, dim) = (tile.kv_heads.len(), layer.head_dim);
-        let chunk = Chunk { rows: found, order, seen: &seen[..rows_per_head], num_heads, dim };
+        let chunk = Chunk { rows: found, seen: &seen[..rows_per_head], num_heads, dim };
         // SAFETY: the chunk has rows of the tile's heads, and the scratch a place for each of the tile's rows.
         unsafe { chunk.score_keys::<S>(scratch) };
         let mut key_scales = [1.0; CHUNK];
@@ -109,6 +115,7 @@ pub(crate) unsafe fn walk<S: Simd, E: Number, C: Cached>(
             }
             let seen = &chunk.seen[row_of_head];
             if seen.is_empty() {
+                scratch.factors[row] = 1.0;
                 continue;
             }
             let head = (tile.kv_heads.start + kv_head) * group + row_of_head % group;
@@ -123,8 +130,9 @@ pub(crate) unsafe fn walk<S: Simd, E: Number, C: Cached>(
                 scratch.factors[row] = soften::<S>(scores, seen, &mut scratch.softmax[row]);
             }
         }
+        let keys = next.as_ref().map_or(&[][..], |next| &next.keys[..next.num_keys]);
         // SAFETY: the chunk has rows of the tile's heads, and the scratch sums of each of the tile's rows.
-        unsafe { chunk.add_values::<S>(scratch) };
+        unsafe { chunk.add_values::<S>(keys, scratch) };
     }
 }
 
@@ -132,7 +140,6 @@ pub(crate) unsafe fn walk<S: Simd, E: Number, C: Cached>(
 struct Chunk<'a, C> {
     /// Keys and values, from those of the tile's first KV head on.
     rows: CacheRows<C>,
-    order: Order<C>,
     /// Which keys each row of a KV head sees; all heads have as many rows.
     seen: &'a [Range<usize>],
     /// KV heads of the tile.
@@ -146,6 +153,11 @@ impl<C: Cached> Chunk<'_, C> {
         self.dim + C::SCALE_LEN
     }
 
+    /// Of the tile's heads in a row of keys or values.
+    fn row_bytes(&self) -> usize {
+        self.num_heads * self.head_len() * size_of::<C>()
+    }
+
     /// Scores of all rows with the keys.
     ///
     /// # Safety
@@ -154,31 +166,28 @@ impl<C: Cached> Chunk<'_, C> {
     /// multiple of the lanes; the machine has the instructions of `S`.
     #[inline(always)]
     unsafe fn score_keys<S: Simd>(&self, scratch: &mut Scratch) {
-        let Self { rows: found, order, seen, num_heads, .. } = self;
+        let Self { rows: found, seen, num_heads, .. } = self;
         let (dim, head_len) = (self.dim, self.head_len());
-        for first in (0..found.num_keys).step_by(KEYS) {
+        let num_calls = found.num_keys.div_ceil(KEYS_AT_ONCE) * num_heads;
+        let mut ahead = Ahead::new(&found.values[..found.num_keys], self.row_bytes(), num_calls);
+        for first in (0..found.num_keys).step_by(KEYS_AT_ONCE) {
             for head in 0..*num_heads {
+                ahead.ask::<S>();
                 let mut row = 0;
                 while row < seen.len() {
                     let (rows, range) = rows_together(seen, row, S::SCORE_ROWS);
-                    let range = within(&range, &(first..first + KEYS));
+                    let range = within(&range, &(first..first + KEYS_AT_ONCE));
                     let at = head * seen.len() + row;
                     let scores = &mut scratch.scores[at..at + rows];
-                    let is_first = row == 0;
-                    let ask = |j| {
-                        if is_first {
-                            order.ask_after_keys::<S>(j, head * head_len, head_len);
-                        }
-                    };
                     // SAFETY: the rows' queries and scores are in the scratch; the keys go up to a multiple of four.
                     unsafe {
                         let query = scratch.query.as_ptr().add(at * dim);
                         let (keys, offset) = (&found.keys, head * head_len);
                         match rows {
-                            4 => score::<S, C, 4>(query, dim, keys, offset, &range, scores, ask),
-                            3 => score::<S, C, 3>(query, dim, keys, offset, &range, scores, ask),
-                            2 => score::<S, C, 2>(query, dim, keys, offset, &range, scores, ask),
-                            _ => score::<S, C, 1>(query, dim, keys, offset, &range, scores, ask),
+                            4 => score::<S, C, 4>(query, dim, keys, offset, &range, scores, || {}),
+                            3 => score::<S, C, 3>(query, dim, keys, offset, &range, scores, || {}),
+                            2 => score::<S, C, 2>(query, dim, keys, offset, &range, scores, || {}),
+                            _ => score::<S, C, 1>(query, dim, keys, offset, &range, scores, || {}),
                         }
                     }
                     row += rows;
@@ -187,62 +196,60 @@ impl<C: Cached> Chunk<'_, C> {
         }
     }
 
-    /// The values, weighed with what became of the scores, added to the sums of all rows.
+    /// The values, weighed with what became of the scores, added to the sums of all rows; `next` are the keys of the next
+    /// chunk.
     ///
     /// # Safety
     ///
     /// As [`Self::score_keys`].
     #[inline(always)]
-    unsafe fn add_values<S: Simd>(&self, scratch: &mut Scratch) {
-        let Self { rows: found, order, seen, num_heads, .. } = self;
+    unsafe fn add_values<S: Simd>(&self, next: &[*const C], scratch: &mut Scratch) {
+        let Self { rows: found, seen, num_heads, .. } = self;
         let (dim, head_len) = (self.dim, self.head_len());
-        let Scratch { sums, scores, factors, even, odd, .. } = scratch;
-        for half in [&mut *even, &mut *odd] {
-            half.set_zeros(sums.len());
-        }
-        for first in (0..found.num_keys).step_by(VALUES) {
-            let stretch = first..found.num_keys.min(first + VALUES);
-            for head in 0..*num_heads {
-                let mut row = 0;
-                while row < seen.len() {
-                    let rows = if S::VALUE_ROWS == 2 && row + 2 <= seen.len() { 2 } else { 1 };
-                    let at = head * seen.len() + row;
-                    let ranges: [Range<usize>; 2] =
-                        std::array::from_fn(|i| within(&seen[row + i.min(rows - 1)], &stretch));
-                    let is_first = row == 0;
-                    let ask = |j, offset, len| {
-                        if is_first {
-                            order.ask_after_values::<S>(j, offset, len);
-                        }
-                    };
-                    let (scores, offset) = (&scores[at..at + rows], head * head_len);
-                    // SAFETY: the rows' sums are in the scratch, and the values in the ranges are rows of the tile's heads.
-                    unsafe {
-                        let sums = HalfSums {
-                            even: even.as_mut_ptr().add(at * dim),
-                            odd: odd.as_mut_ptr().add(at * dim),
-                        };
-                        if rows == 2 {
-                            add_stretch::<S, C, 2>(scores, &found.values, offset, &ranges, dim, &sums, ask);
-                        } else {
-                            add_stretch::<S, C, 1>(scores, &found.values, offset, &ranges, dim, &sums, ask);
-                        }
+        let Scratch { sums, scores, factors, .. } = scratch;
+        let num_calls = found.num_keys / 2 * num_panels::<S>(dim) * num_heads;
+        let mut ahead = Ahead::new(next, self.row_bytes(), num_calls);
+        for head in 0..*num_heads {
+            let mut row = 0;
+            while row < seen.len() {
+                let rows = if S::VALUE_ROWS == 2 && row + 2 <= seen.len() { 2 } else { 1 };
+                let at = head * seen.len() + row;
+                let (scores, ranges, offset) =
+                    (&scores[at..at + rows], &seen[row..row + rows], head * head_len);
+                let is_first = row == 0;
+                let ask = || {
+                    if is_first {
+                        ahead.ask::<S>();
                     }
-                    row += rows;
-                }
-            }
-        }
-        for (row, &factor) in factors.iter().enumerate() {
-            if seen[row % seen.len()].is_empty() {
-                continue;
-            }
-            for i in (row * dim..(row + 1) * dim).step_by(S::LANES) {
-                // SAFETY: each of the three has `dim` numbers of the row, a multiple of the lanes.
+                };
+                // SAFETY: the rows' sums are in the scratch, and the values in the ranges are rows of the tile's heads.
                 unsafe {
-                    let of_chunk = S::add(S::load(even.as_ptr().add(i)), S::load(odd.as_ptr().add(i)));
-                    let at = sums.as_mut_ptr().add(i);
-                    S::store(at, S::fma(S::load(at), S::splat(factor), of_chunk));
+                    let sums = sums.as_mut_ptr().add(at * dim);
+                    if rows == 2 {
+                        add_values::<S, C, 2>(
+                            scores,
+                            &factors[at..],
+                            &found.values,
+                            offset,
+                            ranges,
+                            dim,
+                            sums,
+                            ask,
+                        );
+                    } else {
+                        add_values::<S, C, 1>(
+                            scores,
+                            &factors[at..],
+                            &found.values,
+                            offset,
+                            ranges,
+                            dim,
+                            sums,
+                            ask,
+                        );
+                    }
                 }
+                row += rows;
             }
         }
     }
@@ -259,9 +266,9 @@ fn rows_together(seen: &[Range<usize>], row: usize, most: usize) -> (usize, Rang
     (1, seen[row].clone())
 }
 
-/// Keys that lie in both; where there are none, an empty range within `stretch`.
+/// Keys that lie in both; where there are none, an empty range within `group`.
 #[inline(always)]
-fn within(keys: &Range<usize>, stretch: &Range<usize>) -> Range<usize> {
-    let start = keys.start.clamp(stretch.start, stretch.end);
-    start..keys.end.clamp(start, stretch.end)
+fn within(keys: &Range<usize>, group: &Range<usize>) -> Range<usize> {
+    let start = keys.start.clamp(group.start, group.end);
+    start..keys.end.clamp(start, group.end)
 }

@@ -14,6 +14,8 @@ use crate::{attention::cached::Cached, lines::LINE, simd::Simd};
 
 /// Positions of the context whose scores exist at once. Chunks begin at its multiples in every batch.
 pub const CHUNK: usize = 64;
+/// Keys that are scored at once.
+pub(crate) const KEYS_AT_ONCE: usize = 4;
 /// Vectors of an output that are summed in registers at once.
 const PANEL: usize = 4;
 
@@ -91,8 +93,8 @@ pub(crate) unsafe fn multiply_by_scales<S: Simd>(scores: &mut [f32; CHUNK], scal
     }
 }
 
-/// Products of `R` queries with the keys of `range`, four at a time; neighbours of the range get scores, too. `ask` is told the
-/// place of the first of each four, and asks for what is wanted later.
+/// Products of `R` queries with the keys of `range`, four at a time; neighbours of the range get scores, too. `ask` is
+/// called before each four, and asks for what is wanted later.
 ///
 /// # Safety
 ///
@@ -106,13 +108,13 @@ pub(crate) unsafe fn score<S: Simd, K: Cached, const R: usize>(
     offset: usize,
     range: &Range<usize>,
     scores: &mut [[f32; CHUNK]],
-    mut ask: impl FnMut(usize),
+    mut ask: impl FnMut(),
 ) {
     // SAFETY: `query` has `R` rows of `dim` elements.
     let queries: [*const f32; R] = std::array::from_fn(|r| unsafe { query.add(r * dim) });
     let mut j = range.start / 4 * 4;
     while j < range.end {
-        ask(j);
+        ask();
         // SAFETY: the caller gives `R` query rows and keys, in whole groups of four, of `dim` elements; `j + 4` is at
         // most CHUNK.
         unsafe {
@@ -139,32 +141,42 @@ pub(crate) unsafe fn score<S: Simd, K: Cached, const R: usize>(
     }
 }
 
-/// `sums = sums · factor + Σ p · value` for `R` rows, a panel of the output at a time, over the keys that each row sees.
+/// `sums = sums · factor + Σ p · value` for `R` rows, a panel of the output at a time, over the keys that each row sees. `ask` is
+/// called before each two of the values that all rows see, and asks for what is wanted later.
 ///
 /// # Safety
 ///
-/// `to` has `R` rows of `dim` elements, and each of `values` in the ranges is a head of as many features; the machine has the
-/// instructions of `S`.
+/// `to` has `R` rows of `dim` elements, and each of `values` in the ranges has a head of as many features from element `offset`
+/// on; the ranges end at [`CHUNK`] at most; the machine has the instructions of `S`.
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "the parts of a product")]
 pub(crate) unsafe fn add_values<S: Simd, K: Cached, const R: usize>(
     p: &[[f32; CHUNK]],
     factors: &[f32],
     values: &[*const K; CHUNK],
+    offset: usize,
     ranges: &[Range<usize>],
     dim: usize,
     to: *mut f32,
+    mut ask: impl FnMut(),
 ) {
     let mut i = 0;
     while i + PANEL * S::LANES <= dim {
         // SAFETY: the panel lies within the rows.
-        unsafe { add_panel::<S, K, R, PANEL>(p, factors, values, ranges, dim, i, to) };
+        unsafe { add_panel::<S, K, R, PANEL>(p, factors, values, offset, ranges, dim, i, to, &mut ask) };
         i += PANEL * S::LANES;
     }
     while i < dim {
         // SAFETY: `dim` is a multiple of the lanes.
-        unsafe { add_panel::<S, K, R, 1>(p, factors, values, ranges, dim, i, to) };
+        unsafe { add_panel::<S, K, R, 1>(p, factors, values, offset, ranges, dim, i, to, &mut ask) };
         i += S::LANES;
     }
+}
+
+/// Panels of an output of `dim` elements.
+pub(crate) fn num_panels<S: Simd>(dim: usize) -> usize {
+    let panel = PANEL * S::LANES;
+    dim / panel + dim % panel / S::LANES
 }
 
 /// See [`add_values`]: `N` vectors from element `i` on.
@@ -173,97 +185,28 @@ pub(crate) unsafe fn add_values<S: Simd, K: Cached, const R: usize>(
 ///
 /// See [`add_values`]; `i + N · LANES` is at most `dim`.
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "the parts of a product")]
 unsafe fn add_panel<S: Simd, K: Cached, const R: usize, const N: usize>(
     p: &[[f32; CHUNK]],
     factors: &[f32],
     values: &[*const K; CHUNK],
+    offset: usize,
     ranges: &[Range<usize>],
     dim: usize,
     i: usize,
     to: *mut f32,
+    ask: impl FnMut(),
 ) {
     // SAFETY: `i + N · LANES` is at most `dim`, by the contract of this function, so every vector lies within its row.
     unsafe {
         // Keys at even and at odd places are summed apart: half as many additions wait for one another.
         let mut even = [[S::splat(0.0); N]; R];
         let mut odd = [[S::splat(0.0); N]; R];
-        add_seen::<S, K, R, N>(p, values, ranges, i, dim, &mut even, &mut odd, |_| {});
+        add_seen::<S, K, R, N>(p, values, ranges, offset + i, offset + dim, &mut even, &mut odd, ask);
         for r in 0..R {
             for n in 0..N {
                 let at = to.add(r * dim + i + n * S::LANES);
                 S::store(at, S::fma(S::load(at), S::splat(factors[r]), S::add(even[r][n], odd[r][n])));
-            }
-        }
-    }
-}
-
-/// What `R` rows have summed of a chunk's values, `[row][dim]` each: from keys at even and from keys at odd places.
-pub(crate) struct HalfSums {
-    pub(crate) even: *mut f32,
-    pub(crate) odd: *mut f32,
-}
-
-/// Add the values of the keys in `ranges` to what `R` rows have summed of a chunk; as [`add_values`], in several calls. `ask`
-/// is told the place of the first key of two, the first element and how many there are, and asks for what is wanted later.
-///
-/// # Safety
-///
-/// `sums` have `R` rows of `dim` elements, and each of `values` in the ranges has a head of as many features from element
-/// `offset` on; the machine has the instructions of `S`.
-#[inline(always)]
-pub(crate) unsafe fn add_stretch<S: Simd, K: Cached, const R: usize>(
-    p: &[[f32; CHUNK]],
-    values: &[*const K; CHUNK],
-    offset: usize,
-    ranges: &[Range<usize>],
-    dim: usize,
-    sums: &HalfSums,
-    mut ask: impl FnMut(usize, usize, usize),
-) {
-    let mut i = 0;
-    while i + PANEL * S::LANES <= dim {
-        let ask = |j| ask(j, offset + i, PANEL * S::LANES);
-        // SAFETY: the panel lies within the rows.
-        unsafe { add_to_panel::<S, K, R, PANEL>(p, values, offset, ranges, dim, i, sums, ask) };
-        i += PANEL * S::LANES;
-    }
-    while i < dim {
-        let ask = |j| ask(j, offset + i, S::LANES);
-        // SAFETY: `dim` is a multiple of the lanes.
-        unsafe { add_to_panel::<S, K, R, 1>(p, values, offset, ranges, dim, i, sums, ask) };
-        i += S::LANES;
-    }
-}
-
-/// See [`add_stretch`]: `N` vectors from element `i` on.
-///
-/// # Safety
-///
-/// See [`add_stretch`]; `i + N · LANES` is at most `dim`.
-#[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "the parts of a product")]
-unsafe fn add_to_panel<S: Simd, K: Cached, const R: usize, const N: usize>(
-    p: &[[f32; CHUNK]],
-    values: &[*const K; CHUNK],
-    offset: usize,
-    ranges: &[Range<usize>],
-    dim: usize,
-    i: usize,
-    sums: &HalfSums,
-    ask: impl FnMut(usize),
-) {
-    // SAFETY: `i + N · LANES` is at most `dim`, by the contract of this function, so every vector lies within its row.
-    unsafe {
-        let at = |start: *mut f32, r: usize, n: usize| start.add(r * dim + i + n * S::LANES);
-        let load =
-            |start| std::array::from_fn(|r| std::array::from_fn(|n| S::load(at(start, r, n).cast_const())));
-        let mut even: [[S::V; N]; R] = load(sums.even);
-        let mut odd: [[S::V; N]; R] = load(sums.odd);
-        add_seen::<S, K, R, N>(p, values, ranges, offset + i, offset + dim, &mut even, &mut odd, ask);
-        for r in 0..R {
-            for n in 0..N {
-                S::store(at(sums.even, r, n), even[r][n]);
-                S::store(at(sums.odd, r, n), odd[r][n]);
             }
         }
     }
@@ -285,7 +228,7 @@ unsafe fn add_seen<S: Simd, K: Cached, const R: usize, const N: usize>(
     scale_at: usize,
     even: &mut [[S::V; N]; R],
     odd: &mut [[S::V; N]; R],
-    mut ask: impl FnMut(usize),
+    mut ask: impl FnMut(),
 ) {
     let (mut start, mut end) = (0, CHUNK);
     for range in &ranges[..R] {
@@ -301,20 +244,22 @@ unsafe fn add_seen<S: Simd, K: Cached, const R: usize, const N: usize>(
             add_alone::<S, K, N>(&p[r], keys, values, i, scale_at, &mut even[r], &mut odd[r]);
         }
         // The values that all rows see are read once.
-        let scale = |j: usize| K::scale(values[j].add(scale_at));
+        // No bounds are checked: a check that may fail keeps the compiler from leaving the sums in registers.
+        let value = |j: usize| *values.get_unchecked(j);
+        let scale = |j: usize| K::scale(value(j).add(scale_at));
         let mut j = start;
         if j % 2 == 1 && j < end {
-            add_value::<S, K, R, N>(p, j, values[j].add(i), scale(j), odd);
+            add_value::<S, K, R, N>(p, j, value(j).add(i), scale(j), odd);
             j += 1;
         }
         while j + 1 < end {
-            ask(j);
-            add_value::<S, K, R, N>(p, j, values[j].add(i), scale(j), even);
-            add_value::<S, K, R, N>(p, j + 1, values[j + 1].add(i), scale(j + 1), odd);
+            ask();
+            add_value::<S, K, R, N>(p, j, value(j).add(i), scale(j), even);
+            add_value::<S, K, R, N>(p, j + 1, value(j + 1).add(i), scale(j + 1), odd);
             j += 2;
         }
         if j < end {
-            add_value::<S, K, R, N>(p, j, values[j].add(i), scale(j), even);
+            add_value::<S, K, R, N>(p, j, value(j).add(i), scale(j), even);
         }
         for r in 0..R {
             let keys = end.max(ranges[r].start)..ranges[r].end;
@@ -352,7 +297,8 @@ unsafe fn add_alone<S: Simd, K: Cached, const N: usize>(
 ///
 /// # Safety
 ///
-/// `value` has `N · LANES` elements; the machine has the instructions of `S`.
+/// There are `R` rows of `p`, and `j` is a place in them; `value` has `N · LANES` elements; the machine has the instructions of
+/// `S`.
 #[inline(always)]
 unsafe fn add_value<S: Simd, K: Cached, const R: usize, const N: usize>(
     p: &[[f32; CHUNK]],
@@ -361,10 +307,12 @@ unsafe fn add_value<S: Simd, K: Cached, const R: usize, const N: usize>(
     scale: f32,
     sums: &mut [[S::V; N]; R],
 ) {
-    let weights: [f32; R] =
-        std::array::from_fn(|r| if K::SCALE_LEN == 0 { p[r][j] } else { p[r][j] * scale });
-    // SAFETY: the caller gives a value of `N · LANES` elements.
+    // SAFETY: the caller gives `R` rows, a place in the chunk and a value of `N · LANES` elements.
     unsafe {
+        let weights: [f32; R] = std::array::from_fn(|r| {
+            let p = *p.get_unchecked(r).get_unchecked(j);
+            if K::SCALE_LEN == 0 { p } else { p * scale }
+        });
         for n in 0..N {
             let v = K::load_kept::<S>(value.add(n * S::LANES));
             for r in 0..R {

@@ -19,9 +19,6 @@ pub(crate) struct Scratch {
     pub(crate) scores: Vec<[f32; CHUNK]>,
     /// What a row's sums over earlier chunks are multiplied with.
     pub(crate) factors: Vec<f32>,
-    /// `[row][head_dim]`: of a chunk's values, from keys at even and at odd places.
-    pub(crate) even: Numbers,
-    pub(crate) odd: Numbers,
 }
 
 /// What begins with a cache line. A vector of AVX-512 that lies in two takes as long to read as two.

@@ -283,7 +283,7 @@ unsafe fn attend_rows<S: Simd, E: Number, C: Cached>(
     // SAFETY: `query` has `num_rows` rows of `dim` elements from there on; the keys go up to a multiple of four.
     unsafe {
         let query = scratch.query.as_ptr().add(first * dim);
-        let ask = |_| ahead.ask::<S>();
+        let ask = || ahead.ask::<S>();
         match num_rows {
             4 => score::<S, f32, 4>(query, dim, &found.keys, 0, &all, scores, ask),
             2 => score::<S, f32, 2>(query, dim, &found.keys, 0, &all, scores, ask),
@@ -313,10 +313,28 @@ unsafe fn attend_rows<S: Simd, E: Number, C: Cached>(
         unsafe {
             let to = sums.add((first + i) * dim);
             if S::VALUE_ROWS == 2 && i + 2 <= num_rows {
-                add_values::<S, f32, 2>(&scores[i..], &factors[i..], &found.values, &ranges[i..], dim, to);
+                add_values::<S, f32, 2>(
+                    &scores[i..],
+                    &factors[i..],
+                    &found.values,
+                    0,
+                    &ranges[i..],
+                    dim,
+                    to,
+                    || {},
+                );
                 i += 2;
             } else {
-                add_values::<S, f32, 1>(&scores[i..], &factors[i..], &found.values, &ranges[i..], dim, to);
+                add_values::<S, f32, 1>(
+                    &scores[i..],
+                    &factors[i..],
+                    &found.values,
+                    0,
+                    &ranges[i..],
+                    dim,
+                    to,
+                    || {},
+                );
                 i += 1;
             }
         }
