@@ -43,6 +43,10 @@ serve: setup ## serve the embedded model, or MODEL=name_or_folder, on port 8000
 
 test: setup test-rust test-python ## run the tests: Rust, Python
 
+# CI builds each crate once for these; what cargo keeps to build it again in parts would take 2 GB.
+ifdef CI
+lint test-rust: export CARGO_INCREMENTAL := 0
+endif
 test-rust: ## run the Rust tests alone
 	$(RERUN_ALONE) cargo test $(LOCKED) --quiet
 
