@@ -25,6 +25,10 @@ OPT = {
     "vocab_size": 97, "hidden_size": 32, "ffn_dim": 56, "num_hidden_layers": 3, "num_attention_heads": 4,
     "max_position_embeddings": 128, **NO_IDS,
 }  # fmt: skip
+QWEN3_MOE = LLAMA | {
+    "head_dim": 12, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True,
+}  # fmt: skip
+MIXTRAL = LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
 GEMMA = LLAMA | {"head_dim": 12, "query_pre_attn_scalar": 10, "sliding_window": 6}
 GEMMA3 = GEMMA | {"num_hidden_layers": 4, "layer_types": None, "sliding_window_pattern": 3}
 ARCHITECTURES = {
@@ -34,6 +38,8 @@ ARCHITECTURES = {
     "mistral": ("MistralConfig", "MistralForCausalLM", LLAMA | {"sliding_window": None}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", LLAMA),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", LLAMA | {"head_dim": 12}),
+    "qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", QWEN3_MOE),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", MIXTRAL),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", LLAMA),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", GEMMA),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", GEMMA3),
@@ -90,6 +96,21 @@ VARIANTS = {
         "qwen3", {"attention_bias": True, "tie_word_embeddings": True, "rope_parameters": YARN_ROPE},
     ),
     "qwen3-window": ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}),
+    "qwen3-moe": ("qwen3-moe", {}),
+    "qwen3-moe-one-of-many": ("qwen3-moe", {"num_experts": 9, "num_experts_per_tok": 1, "norm_topk_prob": False}),
+    "qwen3-moe-all-biases-tied-window": (
+        "qwen3-moe",
+        {
+            "num_experts_per_tok": 6, "norm_topk_prob": False, "attention_bias": True, "tie_word_embeddings": True,
+            "use_sliding_window": True, "sliding_window": 5,
+        },
+    ),
+    "qwen3-moe-some-layers": (
+        "qwen3-moe",
+        {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "num_experts_per_tok": 4},
+    ),
+    "mixtral": ("mixtral", {}),
+    "mixtral-window-tied": ("mixtral", {"sliding_window": 7, "head_dim": 12, "tie_word_embeddings": True}),
     "phi3": ("phi3", {"num_key_value_heads": 4}),
     "phi3-window-tied": ("phi3", {"sliding_window": 9, "tie_word_embeddings": True}),
     # transformers chooses the factors by the length of the sequence: long ones for all that is longer than 16 here.
@@ -169,8 +190,8 @@ def scale_weights(model):
             parameter.normal_(std=0.05 if parameter.shape[1] >= 256 or normless else 0.1)
             if post_norm:  # nothing norms them, so they must matter next to the blocks
                 parameter.mul_(3)
-        elif parameter.dim() == 2:
-            fan_in = parameter.shape[0] if kind.startswith("GPT2") else parameter.shape[1]
+        elif parameter.dim() >= 2:  # a map, or those of all experts
+            fan_in = parameter.shape[0] if kind.startswith("GPT2") else parameter.shape[-1]
             parameter.normal_(std=(1.0 if post_norm else 2.5) * fan_in**-0.5)
         elif name.endswith("bias"):
             parameter.normal_(std=0.1)

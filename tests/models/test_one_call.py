@@ -11,7 +11,9 @@ from rustvllm.layers.cpu.norm import use_core_norms
 from rustvllm.layers.linear import Linear
 from rustvllm.worker.cpu_decoder import use_core_decoder
 
-FAMILIES = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gpt-neox", "gemma2", "gemma3"}
+FAMILIES = {
+    "gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gpt-neox", "gemma2", "gemma3", "qwen3-moe", "mixtral",
+}  # fmt: skip
 OTHER_PLANS = {"opt-post-norm-projected", "opt-no-final-norm", "opt-bare"}
 """Norms after the parts, none at the end, norms without parameters: these stay with their modules."""
 FORMS = {"bf16": ("bf16", None), "int8": ("int8", None), "int8-g32": ("int8", 32), "int4-g32": ("int4", 32)}

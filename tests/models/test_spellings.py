@@ -49,6 +49,10 @@ LONG = {"short_factor": [1.0, 1.1, 1.5, 2.0], "long_factor": [1.0, 1.7, 3.0, 9.0
         ),
         ("qwen2-tied-window", ["layer_types"], {}),
         ("qwen3-window", ["layer_types"], {}),
+        ("qwen3-moe", ["num_local_experts"], {"num_experts": 6}),
+        ("qwen3-moe", ["num_local_experts", "mlp_only_layers"], {"num_experts": 6, "mlp_only_layers": None}),
+        ("mixtral", ["rope_parameters"], {}),
+        ("mixtral", ["rope_parameters", "sliding_window"], {"rope_theta": 1e6}),
         ("gemma2", ["layer_types", "rope_parameters", "final_logit_softcapping"], {"rope_theta": 10000.0}),
         (
             "gemma3", ["layer_types", "rope_parameters", "_sliding_window_pattern"],

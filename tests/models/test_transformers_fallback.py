@@ -85,7 +85,7 @@ def pair(request, tmp_path_factory):
     reference = make(*FALLBACKS[request.param])
     folder = tmp_path_factory.mktemp(request.param)
     reference.save_pretrained(folder)
-    model = load(folder, model_impl="transformers" if request.param == "gemma2" else "auto")
+    model = load(folder, model_impl="transformers" if request.param in ("gemma2", "mixtral") else "auto")
     assert type(model).__name__ == "TransformersForCausalLM"
     return reference, model
 

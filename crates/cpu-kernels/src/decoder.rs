@@ -11,6 +11,8 @@
 
 mod adapters;
 mod error;
+mod experts;
+mod mlp;
 mod step;
 
 use std::{
@@ -19,15 +21,15 @@ use std::{
     time::Duration,
 };
 
-use self::step::Step;
 pub use self::{
     adapters::{AdapterTokens, DecoderAdapter},
     error::DecoderError,
+    mlp::{DenseMlp, ExpertMlp, Mlp},
 };
+use self::{experts::ExpertRoom, step::Step};
 use crate::{
     attention::{CacheLayout, TokenRows, batch::RaggedBatch, cache_element::CacheElement, heads::Heads},
     element::Element,
-    finish::Activation,
     kernel::Kernel,
     linear::OutRows,
     lines::Lines,
@@ -85,14 +87,8 @@ pub struct DecoderBlock {
     pub mlp_norm: DecoderNorm,
     /// Whether the MLP reads the stream that attention reads, before anything is added to that.
     pub is_parallel: bool,
-    /// From the stream to the MLP's features; where it is gated, to the gates and then to those.
-    pub up: Arc<PackedLinear>,
-    /// Whether each feature is multiplied by its gate.
-    pub is_gated: bool,
-    /// Of the features, or of the gates.
-    pub activation: Activation,
-    /// From them to the stream.
-    pub down: Arc<PackedLinear>,
+    /// The MLP.
+    pub mlp: Mlp,
     /// Of what attention and the MLP give, before it is added, or none.
     pub post_norms: Option<[DecoderNorm; 2]>,
 }
@@ -152,7 +148,14 @@ pub struct Decoder {
     hidden_size: usize,
     /// The widest MLP.
     inner_size: usize,
-    room: Mutex<Option<Lines>>,
+    room: Mutex<Room>,
+}
+
+/// Memory for what lies between the parts of blocks, used again by every step.
+#[derive(Debug, Default)]
+struct Room {
+    lines: Option<Lines>,
+    experts: ExpertRoom,
 }
 
 impl Decoder {
@@ -180,9 +183,11 @@ impl Decoder {
                 .post_norms
                 .as_ref()
                 .map_or([hidden_size; 2], |norms| norms.each_ref().map(|norm| norm.weight.len()));
-            let features = parts.down.in_features();
             if parts.is_parallel && parts.post_norms.is_some() {
                 return Err(DecoderError::Parallel { block });
+            }
+            if matches!(parts.mlp, Mlp::Experts(_)) && (parts.is_parallel || parts.post_norms.is_some()) {
+                return Err(DecoderError::ExpertPlan { block });
             }
             if parts.is_by_head {
                 if heads.num_heads != heads.num_kv_heads {
@@ -201,9 +206,6 @@ impl Decoder {
                 ("the input of out", parts.out.in_features(), query_row),
                 ("out", parts.out.out_features(), hidden_size),
                 ("the norm before the MLP", parts.mlp_norm.weight.len(), hidden_size),
-                ("the input of up", parts.up.in_features(), hidden_size),
-                ("up", parts.up.out_features(), if parts.is_gated { 2 * features } else { features }),
-                ("down", parts.down.out_features(), hidden_size),
                 ("the norm after attention", post_norms[0], hidden_size),
                 ("the norm after the MLP", post_norms[1], hidden_size),
             ] {
@@ -211,9 +213,10 @@ impl Decoder {
                     return Err(DecoderError::Features { block, name, found, expected });
                 }
             }
-            inner_size = inner_size.max(parts.up.out_features());
+            parts.mlp.check(block, hidden_size)?;
+            inner_size = inner_size.max(parts.mlp.inner_size());
         }
-        Ok(Self { blocks, last_norm, head: None, heads, hidden_size, inner_size, room: Mutex::new(None) })
+        Ok(Self { blocks, last_norm, head: None, heads, hidden_size, inner_size, room: Mutex::default() })
     }
 
     /// Adds the model's head.

@@ -62,7 +62,7 @@ pub use attention::{
 };
 pub use decoder::{
     AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderOut,
-    DecoderTimes, Logits,
+    DecoderTimes, DenseMlp, ExpertMlp, Logits, Mlp,
 };
 pub use element::Element;
 pub use finish::Activation;

@@ -6,6 +6,7 @@
 //! panels than would keep all threads busy.
 
 mod block;
+pub(crate) mod grouped;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod pairs;
 pub(crate) mod panel;
@@ -141,34 +142,12 @@ pub(crate) fn adapted_linear<X: Element, O: Element>(
                 None => x,
                 Some(order) => gather(&x, rows.len(), order, &mut gathered),
             };
-            let a = match X::as_f32(x.data) {
+            let a = match () {
                 #[cfg(target_arch = "x86_64")]
-                _ if unit => {
+                () if unit => {
                     Activations::Tiles(tiled::arrange(&x, rows.len(), layer.in_features, threads, arranged)?)
                 }
-                _ if layer.kind.rounds_activations() => {
-                    Activations::Rounded(round_for(layer, &x, rows.len(), threads, arranged)?)
-                }
-                None if layer.multiplies_narrow() => match X::as_bf16(x.data) {
-                    // One row lies as chunks do.
-                    Some(data) if rows.len() == 1 => Activations::Narrow(data.as_ptr()),
-                    _ => {
-                        let copy = copy_narrow::<X>;
-                        Activations::Narrow(arrange(
-                            &x,
-                            rows.len(),
-                            layer.in_features,
-                            threads,
-                            arranged,
-                            copy,
-                        )?)
-                    }
-                },
-                Some(data) if rows.len() == 1 => Activations::Chunks(data.as_ptr()),
-                _ => {
-                    let copy = copy_wide::<X>;
-                    Activations::Chunks(arrange(&x, rows.len(), layer.in_features, threads, arranged, copy)?)
-                }
+                () => arranged_for(layer, &x, rows.len(), threads, arranged)?,
             };
             let whole = Block {
                 layer,
@@ -216,8 +195,33 @@ pub(crate) fn adapted_linear<X: Element, O: Element>(
 thread_local! {
     /// Activations as the product reads them: of a calling thread.
     static ARRANGED: RefCell<Option<Lines>> = const { RefCell::new(None) };
+    /// Those of several products at once.
+    static ARRANGED_GROUPS: RefCell<Vec<Option<Lines>>> = const { RefCell::new(Vec::new()) };
     /// Of any thread.
     static SCRATCH: RefCell<Box<Scratch>> = RefCell::new(Box::new(Scratch::ZERO));
+}
+
+/// Rows as the layer's products read them, but for those of the matrix unit.
+fn arranged_for<X: Element>(
+    layer: &PackedLinear,
+    x: &TokenRows<'_, X>,
+    num_rows: usize,
+    threads: &Threads,
+    arranged: &mut Option<Lines>,
+) -> Result<Activations, LinearError> {
+    let row = layer.in_features;
+    Ok(match X::as_f32(x.data) {
+        _ if layer.kind.rounds_activations() => {
+            Activations::Rounded(round_for(layer, x, num_rows, threads, arranged)?)
+        }
+        None if layer.multiplies_narrow() => match X::as_bf16(x.data) {
+            // One row lies as chunks do.
+            Some(data) if num_rows == 1 => Activations::Narrow(data.as_ptr()),
+            _ => Activations::Narrow(arrange(x, num_rows, row, threads, arranged, copy_narrow::<X>)?),
+        },
+        Some(data) if num_rows == 1 => Activations::Chunks(data.as_ptr()),
+        _ => Activations::Chunks(arrange(x, num_rows, row, threads, arranged, copy_wide::<X>)?),
+    })
 }
 
 /// Where the share `index` of `count` begins; without a division, which takes as long as twenty multiplications, where there is

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use cpu_kernels::{
     Activation, AdapterTokens, CacheLayout, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm,
-    DecoderOut, Heads, LayerDelta, LinearError, Matrix, NormKind, PackedLinear, RaggedBatch, Threads, Up,
-    WeightKind,
+    DecoderOut, DenseMlp, Heads, LayerDelta, LinearError, Matrix, Mlp, NormKind, PackedLinear, RaggedBatch,
+    Threads, Up, WeightKind,
 };
 use numbers::numbers;
 
@@ -53,10 +53,12 @@ fn decoder_with(is_gated: bool, gains: &[f32]) -> Decoder {
         out: layer(seed + 2, WIDTH, 64, gains),
         mlp_norm: norm(seed + 3),
         is_parallel: false,
-        up: layer(seed + 4, if is_gated { 2 * INNER } else { INNER }, WIDTH, gains),
-        is_gated,
-        activation: Activation::Silu,
-        down: layer(seed + 5, WIDTH, INNER, gains),
+        mlp: Mlp::Dense(DenseMlp {
+            up: layer(seed + 4, if is_gated { 2 * INNER } else { INNER }, WIDTH, gains),
+            is_gated,
+            activation: Activation::Silu,
+            down: layer(seed + 5, WIDTH, INNER, gains),
+        }),
         post_norms: None,
     };
     Decoder::new(vec![block(10), block(20)], norm(30), HEADS).unwrap()

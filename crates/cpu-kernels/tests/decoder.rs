@@ -9,9 +9,9 @@ use std::{num::NonZeroU32, sync::Arc};
 
 use cpu_kernels::{
     Activation, AttentionOptions, CacheElement, CacheLayout, Decoder, DecoderBlock, DecoderError,
-    DecoderNorm, Element, Epilogue, Heads, Int8Head, Kernel, Matrix, Norm, NormKind, OutRows, PackedLinear,
-    RaggedBatch, Residual, Rotary, RotaryError, Sum, Threads, TokenRows, WeightKind, apply_gates, attend,
-    bf16, linear, norm, prepare_heads, reference::PlainHead, write_kv,
+    DecoderNorm, DenseMlp, Element, Epilogue, Heads, Int8Head, Kernel, Matrix, Mlp, Norm, NormKind, OutRows,
+    PackedLinear, RaggedBatch, Residual, Rotary, RotaryError, Sum, Threads, TokenRows, WeightKind,
+    apply_gates, attend, bf16, linear, norm, prepare_heads, reference::PlainHead, write_kv,
 };
 use numbers::{narrowed, numbers};
 
@@ -35,6 +35,18 @@ fn some_norm(seed: u64, kind: NormKind) -> DecoderNorm {
     DecoderNorm { kind, weight: numbers(seed, WIDTH), bias, eps: 1e-5 }
 }
 
+fn mlp(seed: u64, kind: WeightKind, is_gated: bool, activation: Activation) -> Mlp {
+    let up = layer(seed + 5, if is_gated { 2 * INNER } else { INNER }, WIDTH, kind);
+    Mlp::Dense(DenseMlp { up, is_gated, activation, down: layer(seed + 6, WIDTH, INNER, kind) })
+}
+
+fn dense(mlp: &mut Mlp) -> &mut DenseMlp {
+    match mlp {
+        Mlp::Dense(mlp) => mlp,
+        Mlp::Experts(_) => panic!("no block here has experts"),
+    }
+}
+
 fn block(seed: u64, kind: WeightKind) -> DecoderBlock {
     DecoderBlock {
         attention_norm: some_norm(seed + 1, NormKind::Layer),
@@ -48,10 +60,7 @@ fn block(seed: u64, kind: WeightKind) -> DecoderBlock {
         out: layer(seed + 3, WIDTH, 64, kind),
         mlp_norm: some_norm(seed + 4, NormKind::Rms),
         is_parallel: false,
-        up: layer(seed + 5, INNER, WIDTH, kind),
-        is_gated: false,
-        activation: Activation::GeluTanh,
-        down: layer(seed + 6, WIDTH, INNER, kind),
+        mlp: mlp(seed, kind, false, Activation::GeluTanh),
         post_norms: None,
     }
 }
@@ -67,9 +76,7 @@ fn rotary_block(seed: u64, kind: WeightKind) -> DecoderBlock {
         rotary: Some(0),
         sliding_window: NonZeroU32::new(3),
         soft_cap: Some(2.0),
-        up: layer(seed + 5, 2 * INNER, WIDTH, kind),
-        is_gated: true,
-        activation: Activation::Silu,
+        mlp: mlp(seed, kind, true, Activation::Silu),
         ..block(seed, kind)
     }
 }
@@ -78,7 +85,7 @@ fn rotary_block(seed: u64, kind: WeightKind) -> DecoderBlock {
 fn post_normed_block(seed: u64, kind: WeightKind) -> DecoderBlock {
     DecoderBlock {
         rotary: Some(1),
-        activation: Activation::GeluTanh,
+        mlp: mlp(seed, kind, true, Activation::GeluTanh),
         post_norms: Some([seed + 9, seed + 11].map(|seed| some_norm(seed, NormKind::Rms))),
         ..rotary_block(seed, kind)
     }
@@ -92,7 +99,7 @@ fn parallel_block(seed: u64, kind: WeightKind) -> DecoderBlock {
         rotary: Some(1),
         mlp_norm: some_norm(seed + 4, NormKind::Layer),
         is_parallel: true,
-        activation: Activation::GeluErf,
+        mlp: mlp(seed, kind, false, Activation::GeluErf),
         ..block(seed, kind)
     }
 }
@@ -224,17 +231,18 @@ fn one_by_one<E: Element, C: CacheElement<E>>(
         };
         let read = if block.is_parallel { &before } else { &hidden };
         let normed = apply_norm(&block.mlp_norm, read, threads);
-        let inner = if block.is_gated {
-            let mut both = product(&block.up, &normed, Activation::None, None, threads);
-            apply_gates(&mut both, 2 * INNER, block.activation, kernel, threads);
+        let Mlp::Dense(mlp) = &block.mlp else { panic!("no block here has experts") };
+        let inner = if mlp.is_gated {
+            let mut both = product(&mlp.up, &normed, Activation::None, None, threads);
+            apply_gates(&mut both, 2 * INNER, mlp.activation, kernel, threads);
             both.chunks(2 * INNER).flat_map(|row| row[..INNER].to_vec()).collect()
         } else {
-            product(&block.up, &normed, block.activation, None, threads)
+            product(&mlp.up, &normed, mlp.activation, None, threads)
         };
         hidden = match &block.post_norms {
-            None => product(&block.down, &inner, Activation::None, Some(&hidden), threads),
+            None => product(&mlp.down, &inner, Activation::None, Some(&hidden), threads),
             Some([_, of_mlp]) => {
-                let out = product(&block.down, &inner, Activation::None, None, threads);
+                let out = product(&mlp.down, &inner, Activation::None, None, threads);
                 added(of_mlp, &out, &hidden)
             }
         };
@@ -427,9 +435,9 @@ fn what_does_not_fit_is_refused() {
         (|block| block.mlp_norm.weight.truncate(4), wrong("the norm before the MLP", 4, 36)),
         (|block| block.qkv = layer(1, 127, 36, WeightKind::F32), wrong("qkv", 127, 128)),
         (|block| block.out = layer(1, 36, 60, WeightKind::F32), wrong("the input of out", 60, 64)),
-        (|block| block.down = layer(1, 35, 53, WeightKind::F32), wrong("down", 35, 36)),
-        (|block| block.up = layer(1, 106, 36, WeightKind::F32), wrong("up", 106, 53)),
-        (|block| block.is_gated = true, wrong("up", 53, 106)),
+        (|block| dense(&mut block.mlp).down = layer(1, 35, 53, WeightKind::F32), wrong("down", 35, 36)),
+        (|block| dense(&mut block.mlp).up = layer(1, 106, 36, WeightKind::F32), wrong("up", 106, 53)),
+        (|block| dense(&mut block.mlp).is_gated = true, wrong("up", 53, 106)),
         (
             |block| {
                 let mut norms = rotary_block(1, WeightKind::F32).head_norms.unwrap();
@@ -459,7 +467,10 @@ fn what_does_not_fit_is_refused() {
     );
     let error = DecoderError::ByHead { block: 1, num_heads: 4, num_kv_heads: 2 };
     assert_eq!(make(|block| block.is_by_head = true).unwrap_err(), error);
-    assert!(make(|block| block.up = layer(1, 10, 36, WeightKind::F32)).is_err(), "down has 53 inputs");
+    assert!(
+        make(|block| dense(&mut block.mlp).up = layer(1, 10, 36, WeightKind::F32)).is_err(),
+        "down has 53 inputs"
+    );
 
     let decoder = make(|_| ()).unwrap();
     let batch = batch();

@@ -12,7 +12,10 @@ from rustvllm._core._linear import CpuThreads, PackedLinear
 _Norm: TypeAlias = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None, float]
 
 class CoreBlock(TypedDict):
-    """A block's parts, by the names of ``PreNormBlock``; a norm is its weight, bias (None: an RMS norm) and eps."""
+    """A block's parts, by the names of ``PreNormBlock``; a norm is its weight, bias (None: an RMS norm) and eps.
+
+    The MLP is either ``dense`` or of ``experts``; the other one is None.
+    """
 
     attention_norm: _Norm
     qkv: PackedLinear
@@ -25,11 +28,25 @@ class CoreBlock(TypedDict):
     out: PackedLinear
     mlp_norm: _Norm
     is_parallel: bool
+    dense: CoreMLP | None
+    experts: CoreExperts | None
+    post_norms: tuple[_Norm, _Norm] | None
+
+class CoreMLP(TypedDict):
+    """An MLP's parts, by the names of ``DenseMLPParts``."""
+
     up: PackedLinear
     is_gated: bool
     activation: str
     down: PackedLinear
-    post_norms: tuple[_Norm, _Norm] | None
+
+class CoreExperts(TypedDict):
+    """The experts of a block, by the names of ``ExpertMLPParts``; all have the same sizes and gates."""
+
+    router: PackedLinear
+    experts: list[CoreMLP]
+    num_chosen: int
+    is_normed: bool
 
 @final
 class CpuAdapter:

@@ -16,6 +16,7 @@ class Architecture:
         head_dim: Width of a head where ``config.json`` has no ``head_dim``; None: ``hidden_size /
             num_attention_heads``.
         is_multi_head: Every query head has keys and values of its own, whatever the configuration says besides.
+        is_cpu_only: On other devices transformers' code runs it.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Architecture:
     module: str
     head_dim: int | None = None
     is_multi_head: bool = False
+    is_cpu_only: bool = False
 
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
@@ -35,10 +37,12 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         Architecture("Gemma3ForConditionalGeneration", "gemma3", "gemma3", head_dim=256),
         Architecture("LlamaForCausalLM", "llama", "llama"),
         Architecture("MistralForCausalLM", "mistral", "mistral"),
+        Architecture("MixtralForCausalLM", "mixtral", "mixtral", is_cpu_only=True),
         Architecture("OPTForCausalLM", "opt", "opt", is_multi_head=True),
         Architecture("Phi3ForCausalLM", "phi3", "phi3"),
         Architecture("Qwen2ForCausalLM", "qwen2", "qwen2"),
         Architecture("Qwen3ForCausalLM", "qwen3", "qwen3", head_dim=128),
+        Architecture("Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe", is_cpu_only=True),
     )
 }
 """By name. ``models/registry`` imports a row's module when a model of it is made; docs/loading.md has the same rows."""
@@ -57,6 +61,19 @@ _GEMMA3_TEXT: Final[Mapping[str, Any]] = {
     "max_position_embeddings": 131_072,
 }
 """What a nested ``text_config`` leaves out when it is the default."""
+
+
+def chosen_share(config: Mapping[str, Any]) -> float:
+    """The share of a layer's experts that compute a token; 1 for a model without experts.
+
+    Args:
+        config: ``config.json``, parsed.
+    """
+    count = config.get("num_local_experts", config.get("num_experts"))
+    chosen = config.get("num_experts_per_tok")
+    if not isinstance(count, int) or not isinstance(chosen, int) or not 0 < chosen <= count:
+        return 1.0
+    return chosen / count
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:

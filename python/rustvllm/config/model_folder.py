@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from rustvllm.config import ModelConfig
-from rustvllm.config.architectures import HEAD_DIMS, MODEL_TYPES, MULTI_HEAD, SUPPORTED_ARCHITECTURES, text_config
+from rustvllm.config.architectures import (
+    ARCHITECTURES,
+    HEAD_DIMS,
+    MODEL_TYPES,
+    MULTI_HEAD,
+    SUPPORTED_ARCHITECTURES,
+    text_config,
+)
 from rustvllm.config.checkpoint import gguf_config
 from rustvllm.config.checkpoint.gguf_file import GgufFile, is_gguf
 from rustvllm.config.checkpoint.quantized_folders import read_quantization
@@ -102,7 +109,12 @@ def read_model_config(
     config = merge_overrides(stored, hf_overrides or {})
     if gguf is None:
         read_quantization(config, path)  # refuses what is not read
-    architecture, model_impl = find_architecture(config, file, model_impl)
+    architecture, model_impl = find_architecture(config, file, model_impl, device)
+    if gguf is not None and model_impl == "transformers":
+        raise ModelLoadError(
+            f"{file} has the architecture {architecture}, which as GGUF only runs on the CPU, but device is {device}: "
+            "set device to cpu, or use the model's safetensors files"
+        )
     if model_impl == "rustvllm":
         config = text_config(config)
     numbers: dict[str, Any] = dict(_read_numbers(config, architecture, file))
@@ -178,7 +190,9 @@ def merge_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     return merged
 
 
-def find_architecture(config: Mapping[str, Any], file: Path, model_impl: str = "auto") -> tuple[str, str]:
+def find_architecture(
+    config: Mapping[str, Any], file: Path, model_impl: str = "auto", device: str = "cpu"
+) -> tuple[str, str]:
     """The class that serves a model, and who provides it.
 
     The first of ``architectures`` that this project has, or the one that ``model_type`` stands for when none is named;
@@ -188,6 +202,7 @@ def find_architecture(config: Mapping[str, Any], file: Path, model_impl: str = "
         config: Of the model.
         file: That it was read from, for messages.
         model_impl: As for :func:`read_model_config`.
+        device: Likewise.
 
     Returns:
         The class's name, and ``rustvllm`` or ``transformers``.
@@ -202,8 +217,14 @@ def find_architecture(config: Mapping[str, Any], file: Path, model_impl: str = "
         names = [MODEL_TYPES[model_type]]
     if model_impl != "transformers":
         for name in names:
-            if name in SUPPORTED_ARCHITECTURES:
+            row = ARCHITECTURES.get(name)
+            if row is not None and (device == "cpu" or not row.is_cpu_only):
                 return name, "rustvllm"
+            if row is not None and model_impl == "rustvllm":
+                raise ModelLoadError(
+                    f"{file} has the architecture {name}, which rustvllm's own code only runs on the CPU, but device "
+                    f"is {device}: set device to cpu, or model_impl to auto, so that transformers' code runs it"
+                )
     if names:
         what = f"has the architecture {', '.join(names)}"
     elif isinstance(model_type, str):

@@ -18,7 +18,7 @@ _LAST_PORT: Final = 65535
 _CHANNEL_SLOTS: Final = 16
 """Steps that fit into the channel to the other ranks; one more would wait for a rank that waits for this one."""
 _LAYERS: Final = ("num_hidden_layers", "n_layer", "num_layers")
-_MLP_WIDTHS: Final = ("intermediate_size", "ffn_dim", "n_inner")
+_MLP_WIDTHS: Final = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner")
 _REFUSED_BACKENDS: Final = {
     "external_launcher": "rustvllm starts all ranks itself",
 }

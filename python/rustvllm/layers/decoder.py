@@ -15,6 +15,40 @@ from rustvllm.layers.rotary import RotaryEmbedding
 
 
 @dataclass(frozen=True, slots=True)
+class DenseMLPParts:
+    """An MLP that computes every token.
+
+    Attributes:
+        up: Maps the stream to the MLP's features; if these are gated, to the gates and then to the features.
+        activation: Applied to the features, or to the gates.
+        down: Maps the features to the stream.
+        is_gated: Whether the activation's result multiplies each feature.
+    """
+
+    up: Linear
+    activation: Activation
+    down: Linear
+    is_gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMLPParts:
+    """Several gated MLPs of one size, of which a router chooses a few for each token.
+
+    Attributes:
+        router: Maps the stream to a logit per expert; those with the largest logits are chosen.
+        experts: The MLPs.
+        num_chosen: How many experts compute a token.
+        is_normed: Whether the weights of a token's experts, a softmax over all, are divided by their sum.
+    """
+
+    router: Linear
+    experts: tuple[DenseMLPParts, ...]
+    num_chosen: int
+    is_normed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PreNormBlock:
     """Causal attention and an MLP: each reads the normed stream and adds its result to the stream.
 
@@ -26,14 +60,11 @@ class PreNormBlock:
         scale: Factor on the products of queries and keys.
         out: Maps the heads to the stream.
         mlp_norm: The norm before the MLP.
-        up: Maps the stream to the MLP's features; if these are gated, to the gates and then to the features.
-        activation: Applied to the features, or to the gates.
-        down: Maps the features to the stream.
+        mlp: The MLP.
         head_norms: Norms of each query head and of each key head, before they are rotated; None if there are none.
         rotary: Index of the decoder's turns that rotate queries and keys; None if positions are added to the stream.
         sliding_window: How many tokens a query sees, including itself; None: all.
         soft_cap: See ``AttentionPlan.forward``.
-        is_gated: Whether the activation's result multiplies each feature.
         is_by_head: Whether ``qkv`` computes query, key and value of one head after the other.
         is_parallel: See above.
         post_norms: Norms of the results of attention and MLP, before they are added; None if there are none.
@@ -44,14 +75,11 @@ class PreNormBlock:
     scale: float
     out: Linear
     mlp_norm: nn.Module
-    up: Linear
-    activation: Activation
-    down: Linear
+    mlp: DenseMLPParts | ExpertMLPParts
     head_norms: tuple[nn.Module, nn.Module] | None = None
     rotary: int | None = None
     sliding_window: int | None = None
     soft_cap: float | None = None
-    is_gated: bool = False
     is_by_head: bool = False
     is_parallel: bool = False
     post_norms: tuple[nn.Module, nn.Module] | None = None

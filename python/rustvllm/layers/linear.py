@@ -117,7 +117,14 @@ class Linear(nn.Module):
         bias: ``[out_features]`` or None.
         kernel: Computes the layer; None: torch does, with ``weight``.
         adapters: Adds adapters' products; None if the model serves no adapters.
+        keeps_numbers: Whether a packed copy keeps the numbers of the weight, whatever other layers are rounded to.
+        takes_adapters: Whether adapters can add to the layer: it computes all rows of a step, in their order.
+        is_grouped: Whether the core computes it together with others of its shape, so that it is packed however small.
     """
+
+    keeps_numbers: bool = False
+    takes_adapters: bool = True
+    is_grouped: bool = False
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
         super().__init__()

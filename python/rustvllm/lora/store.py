@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,9 +71,9 @@ class AdapterStore:
         self.lora_ranks: dict[int, int] = {}
         self.digests: dict[int, int] = {}
         self._layers: dict[int, AdaptedLinear] = {}
-        self._parts = adaptable_parts(model)
+        self._parts = {name: part for name, part in adaptable_parts(model).items() if part.linear.takes_adapters}
         self._kept: dict[int, torch.dtype] = {}
-        for linear in adaptable_linears(model):
+        for linear in filter(attrgetter("takes_adapters"), adaptable_linears(model)):
             by_kernel = threads is None and runs_fused_on(self._device)  # whose matrices have the type of the rows
             self._kept[id(linear)] = dtype if by_kernel else _kept(config.dtype, linear, dtype)
             adapted = AdaptedLinear(linear, self._step, is_always_on=batch_invariant)

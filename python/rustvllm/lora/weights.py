@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rustvllm.config.hub.adapters import CONFIG_NAME, WEIGHTS_NAME
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.lora.modules import LinearPart, find_part, full_names
+from rustvllm.lora.modules import LinearPart, adaptable_parts, find_part, full_names
 from rustvllm.lora.peft_config import ModuleSettings, read_peft_config
 
 if TYPE_CHECKING:
@@ -220,6 +220,11 @@ def _place(
     """The part of the model that a module's matrices fit."""
     part, config = find_part(model, parts, module), settings.config
     made_for = f"; it was made for {config.base_model!r:.200}" if config.base_model else ""
+    if part is None and find_part(model, adaptable_parts(model), module) is not None:
+        raise ModelLoadError(
+            f"adapter {name!r}: {module} belongs to experts, which compute only some tokens, and adapters of requests "
+            "cannot change it: merge the adapter into the checkpoint, or with merge_lora while it is loaded"
+        )
     if part is None:
         what = "embeddings and heads" if module.endswith(("lm_head", "embed_out", "embed_tokens", "wte")) else "this"
         raise ModelLoadError(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.activation import get_activation
-from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
+from rustvllm.layers.decoder import DenseMLPParts, PreNormBlock, PreNormDecoder
 from rustvllm.layers.linear import Embedding
 from rustvllm.layers.norm import LayerNorm, linear_add_norm
 from rustvllm.layers.parallel import NoEmbedding, RowLinear, StageLayers, column_linear, head_parts, qkv_linear
@@ -75,7 +75,8 @@ class GPT2Block(nn.Module):
     def outline(self) -> PreNormBlock:
         """The parts of ``forward``."""
         attn, mlp = self.attn, self.mlp
-        return PreNormBlock(self.ln_1, attn.c_attn, attn.scale, attn.c_proj, self.ln_2, mlp.c_fc, mlp.act, mlp.c_proj)
+        parts = DenseMLPParts(mlp.c_fc, mlp.act, mlp.c_proj)
+        return PreNormBlock(self.ln_1, attn.c_attn, attn.scale, attn.c_proj, self.ln_2, parts)
 
 
 class GPT2LMHeadModel(CausalLM):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rustvllm.attention.backend import AttentionPlan, rotary_plan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.activation import get_activation
-from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
+from rustvllm.layers.decoder import DenseMLPParts, PreNormBlock, PreNormDecoder
 from rustvllm.layers.norm import LayerNorm, linear_add_norm
 from rustvllm.layers.parallel import RowLinear, StageLayers, column_linear, head_parts
 from rustvllm.layers.rotary import RotaryAngles, RotaryEmbedding, apply_rotary
@@ -98,7 +98,7 @@ class GPTNeoXLayer(nn.Module):
         attn, mlp = self.attention, self.mlp
         return PreNormBlock(
             self.input_layernorm, attn.query_key_value, attn.scale, attn.dense,
-            self.post_attention_layernorm, mlp.dense_h_to_4h, mlp.act, mlp.dense_4h_to_h,
+            self.post_attention_layernorm, DenseMLPParts(mlp.dense_h_to_4h, mlp.act, mlp.dense_4h_to_h),
             rotary=0, is_by_head=True, is_parallel=self.parallel,
         )  # fmt: skip
 

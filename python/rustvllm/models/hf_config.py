@@ -75,6 +75,17 @@ class HFConfig:
             raise ModelLoadError(f"config.json: {name!r} must be a string, got {value!r}")
         return value
 
+    def layer_numbers(self, name: str) -> frozenset[int]:
+        """Numbers of layers, from 0; none if the key is null or missing.
+
+        Raises:
+            ModelLoadError: The value is not a list of integers.
+        """
+        _, value = self._first((name,), [])
+        if not isinstance(value, list) or any(isinstance(n, bool) or not isinstance(n, int) for n in value):
+            raise ModelLoadError(f"config.json: {name!r} must be a list of numbers of layers, got {str(value)[:80]}")
+        return frozenset(value)
+
     def multi_head(self, size_names: Sequence[str], heads_names: Sequence[str]) -> tuple[int, int]:
         """The width of the stream and the number of heads, which divides it.
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
 from rustvllm.layers.activation import get_activation
-from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
+from rustvllm.layers.decoder import DenseMLPParts, PreNormBlock, PreNormDecoder
 from rustvllm.layers.linear import Embedding, Linear
 from rustvllm.layers.norm import LayerNorm, PlainLayerNorm, linear_add_norm
 from rustvllm.layers.parallel import NoEmbedding, RowLinear, StageLayers, column_linear, head_parts, qkv_linear
@@ -85,7 +85,7 @@ class OPTLayer(nn.Module):
         attn = self.self_attn
         return PreNormBlock(
             self.self_attn_layer_norm, attn.qkv_proj, attn.scale, attn.out_proj,
-            self.final_layer_norm, self.fc1, self.act, self.fc2,
+            self.final_layer_norm, DenseMLPParts(self.fc1, self.act, self.fc2),
         )  # fmt: skip
 
 

@@ -23,7 +23,13 @@ from rustvllm import _core, envs
 from rustvllm.attention.cpu_backend import CPUAttentionPlan
 from rustvllm.layers.cpu.linear import NUM_ROW_CLASSES, CoreLinear, LinearByRows, core_activation, row_class
 from rustvllm.layers.cpu.norm import CoreNorm, NormParts
-from rustvllm.layers.decoder import DecoderLogits, PreNormBlock, PreNormDecoder
+from rustvllm.layers.decoder import (
+    DecoderLogits,
+    DenseMLPParts,
+    ExpertMLPParts,
+    PreNormBlock,
+    PreNormDecoder,
+)
 from rustvllm.layers.host_array import host_array
 from rustvllm.layers.linear import Linear, LinearKernel
 from rustvllm.layers.parallel import RowLinear
@@ -31,9 +37,12 @@ from rustvllm.logger import init_logger
 from rustvllm.models.interface import CausalLM
 
 if TYPE_CHECKING:
-    from rustvllm._core._decoder import CoreBlock
+    from rustvllm._core._decoder import CoreBlock, CoreExperts, CoreMLP
 
 logger = init_logger(__name__)
+
+_ADAPTED_PARTS = 4
+"""The layers of a block that adapters may change: qkv, out, up and down."""
 
 
 class CoreDecoder:
@@ -131,11 +140,13 @@ class CoreDecoder:
         """See ``AdaptableDecoder``. None if the core cannot add a delta, for example before a fused activation."""
         blocks, taken = [], set()
         for block in self._outline.blocks:
-            found = [deltas.get(id(linear)) for linear in _linears(block)]
-            if deltas.get(id(block.up)) is not None and not block.is_gated:
+            mlp = block.mlp
+            linears = [block.qkv, block.out, *((mlp.up, mlp.down) if isinstance(mlp, DenseMLPParts) else ())]
+            if isinstance(mlp, DenseMLPParts) and deltas.get(id(mlp.up)) is not None and not mlp.is_gated:
                 return None
-            blocks.append(found)
-            taken |= set(map(id, _linears(block)))
+            found = [deltas.get(id(linear)) for linear in linears]
+            blocks.append(found + [None] * (_ADAPTED_PARTS - len(found)))
+            taken |= set(map(id, linears))
         return _core.CpuAdapter(self._core, blocks) if taken >= deltas.keys() else None
 
 
@@ -153,7 +164,7 @@ class SharedCoreDecoder(CoreDecoder):
 
     def __init__(self, core: _core.CpuDecoder, row_classes: Sequence[bool], outline: PreNormDecoder) -> None:
         super().__init__(core, row_classes, [False] * NUM_ROW_CLASSES, outline, vocab_size=0)
-        self._sums = [(_shared(block.out), _shared(block.down)) for block in outline.blocks]
+        self._sums = [(_shared(block.out), _shared(_dense_parts(block)[0].down)) for block in outline.blocks]
         self._last_norm = outline.last_norm
         self.num_spans = 0
 
@@ -204,7 +215,8 @@ def _takes_all(outline: PreNormDecoder, index: int) -> bool:
     norms += [] if outline.last_norm is None else [outline.last_norm]
     if not all(isinstance(getattr(norm, "kernel", None), CoreNorm) for norm in norms):
         return False
-    if any(core_activation(block.activation) is None for block in outline.blocks):
+    parts = [part for block in outline.blocks for part in _dense_parts(block)]
+    if any(core_activation(part.activation) is None for part in parts):
         return False
     return all(_core_linear(linear, index) is not None for block in outline.blocks for linear in _linears(block))
 
@@ -215,7 +227,14 @@ def _shared(linear: Linear) -> RowLinear:
 
 
 def _linears(block: PreNormBlock) -> tuple[Linear, ...]:
-    return block.qkv, block.out, block.up, block.down
+    routers = () if isinstance(block.mlp, DenseMLPParts) else (block.mlp.router,)
+    mlps = (linear for part in _dense_parts(block) for linear in (part.up, part.down))
+    return block.qkv, block.out, *routers, *mlps
+
+
+def _dense_parts(block: PreNormBlock) -> tuple[DenseMLPParts, ...]:
+    """The MLP, or the experts."""
+    return (block.mlp,) if isinstance(block.mlp, DenseMLPParts) else block.mlp.experts
 
 
 def _head(model: CausalLM, outline: PreNormDecoder, index: int) -> CoreLinear | None:
@@ -246,8 +265,6 @@ def _make_core(outline: PreNormDecoder, model: CausalLM, head: _core.PackedLinea
 
 
 def _core_block(block: PreNormBlock) -> CoreBlock:
-    activation = core_activation(block.activation)
-    assert activation is not None
     return {
         "attention_norm": _norm(block.attention_norm),
         "qkv": _packed(block.qkv),
@@ -260,11 +277,29 @@ def _core_block(block: PreNormBlock) -> CoreBlock:
         "out": _packed(block.out),
         "mlp_norm": _norm(block.mlp_norm),
         "is_parallel": block.is_parallel,
-        "up": _packed(block.up),
-        "is_gated": block.is_gated,
-        "activation": activation,
-        "down": _packed(block.down),
+        "dense": _core_mlp(block.mlp) if isinstance(block.mlp, DenseMLPParts) else None,
+        "experts": _core_experts(block.mlp) if isinstance(block.mlp, ExpertMLPParts) else None,
         "post_norms": _both(block.post_norms),
+    }
+
+
+def _core_mlp(mlp: DenseMLPParts) -> CoreMLP:
+    activation = core_activation(mlp.activation)
+    assert activation is not None
+    return {
+        "up": _packed(mlp.up),
+        "is_gated": mlp.is_gated,
+        "activation": activation,
+        "down": _packed(mlp.down),
+    }
+
+
+def _core_experts(mlp: ExpertMLPParts) -> CoreExperts:
+    return {
+        "router": _packed(mlp.router),
+        "experts": list(map(_core_mlp, mlp.experts)),
+        "num_chosen": mlp.num_chosen,
+        "is_normed": mlp.is_normed,
     }
 
 

@@ -33,6 +33,8 @@ def read(tmp_path, config):
         ("Qwen2ForCausalLM", {"num_key_value_heads": 1}, 1, 8),
         ("Qwen3ForCausalLM", {"num_key_value_heads": 2}, 2, 128),
         ("Qwen3ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}, 2, 16),
+        ("Qwen3MoeForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}, 2, 16),
+        ("MixtralForCausalLM", {"num_key_value_heads": 2, "head_dim": None}, 2, 8),
         ("Phi3ForCausalLM", {}, 8, 8),
         ("Gemma2ForCausalLM", {"num_key_value_heads": 4}, 4, 256),
         ("Gemma3ForCausalLM", {"num_key_value_heads": 4, "head_dim": None}, 4, 256),
@@ -55,6 +57,16 @@ def test_every_model_type_has_an_architecture_of_its_own(tmp_path):
     assert len(SUPPORTED_ARCHITECTURES) == len(set(SUPPORTED_ARCHITECTURES)) == len(MODEL_TYPES) >= 11
     for model_type, architecture in MODEL_TYPES.items():
         assert architecture in str(find_architecture({"model_type": model_type}, tmp_path))
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+def test_experts_run_by_transformers_code_on_other_devices(architecture, tmp_path):
+    config = {"architectures": [architecture]}
+    assert find_architecture(config, tmp_path) == (architecture, "rustvllm")
+    assert find_architecture(config, tmp_path, "auto", "cuda") == (architecture, "transformers")
+    assert find_architecture({"architectures": ["LlamaForCausalLM"]}, tmp_path, "auto", "cuda")[1] == "rustvllm"
+    with pytest.raises(ModelLoadError, match=f"{architecture}, which rustvllm's own code only runs on the CPU, but"):
+        find_architecture(config, tmp_path, "rustvllm", "cuda")
 
 
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from checkpoints import GPT2, LLAMA, YARN_ROPE
+from checkpoints import GPT2, LLAMA, QWEN3_MOE, YARN_ROPE
 from naive_schedule import NaiveEngine, Request
 
 from rustvllm import _core
@@ -19,10 +19,12 @@ from rustvllm.models.gpt2 import GPT2LMHeadModel
 from rustvllm.models.gpt_neox import GPTNeoXForCausalLM
 from rustvllm.models.llama import LlamaForCausalLM
 from rustvllm.models.mistral import MistralForCausalLM
+from rustvllm.models.mixtral import MixtralForCausalLM
 from rustvllm.models.opt import OPTForCausalLM
 from rustvllm.models.phi3 import Phi3ForCausalLM
 from rustvllm.models.qwen2 import Qwen2ForCausalLM
 from rustvllm.models.qwen3 import Qwen3ForCausalLM
+from rustvllm.models.qwen3_moe import Qwen3MoeForCausalLM
 from rustvllm.worker.cpu_decoder import use_core_decoder
 
 OPT = {
@@ -114,6 +116,8 @@ ROTARY = {
     "mistral-window": (MistralForCausalLM, SIZES | {"sliding_window": 9}),
     "qwen2": (Qwen2ForCausalLM, SIZES),
     "qwen3": (Qwen3ForCausalLM, SIZES | {"head_dim": 16}),
+    "qwen3-moe": (Qwen3MoeForCausalLM, QWEN3_MOE | SIZES | {"moe_intermediate_size": 21, "mlp_only_layers": [1]}),
+    "mixtral": (MixtralForCausalLM, SIZES | {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "gpt-neox": (GPTNeoXForCausalLM, NEOX),
     "gpt-neox-one-after-the-other": (GPTNeoXForCausalLM, NEOX | {"use_parallel_residual": False, "hidden_act": "relu"}),
     "gemma2": (Gemma2ForCausalLM, SIZES | {"sliding_window": 9, "query_pre_attn_scalar": 10}),
@@ -265,10 +269,12 @@ def core_decoder(threads, **changes):
         layers[name] = _core.PackedLinear(threads, *changes.get(name, shape), "f32")
         layers[name].pack_rows(0, np.ones(changes.get(name, shape), np.float32))
     norm = (np.ones(8, np.float32), None, 1e-5)
+    mlp = {"is_gated": False, "activation": changes.get("activation", "relu"), "up": layers["up"]}
     block = {
         "attention_norm": norm, "mlp_norm": norm, "head_norms": None, "rotary": None, "scale": 1.0,
         "is_by_head": False, "is_parallel": False, "post_norms": None,
-        "sliding_window": None, "soft_cap": None, "is_gated": False, "activation": "relu", **layers,
+        "sliding_window": None, "soft_cap": None, "qkv": layers["qkv"], "out": layers["out"],
+        "dense": mlp | {"down": layers["down"]}, "experts": None,
     }  # fmt: skip
     block |= {name: value for name, value in changes.items() if name in block and name not in layers}
     options = {name: changes[name] for name in ("turns", "head") if name in changes}
@@ -280,6 +286,12 @@ def test_what_the_core_refuses(threads):
         core_decoder(threads, qkv=(23, 8))
     with pytest.raises(ValueError, match='activation is "tanh", but it must be one of none, relu'):
         core_decoder(threads, activation="tanh")
+    with pytest.raises(ValueError, match="a block must have either dense or experts"):
+        core_decoder(threads, dense=None)
+    router = _core.PackedLinear(threads, 2, 8, "f32")
+    experts = {"router": router, "experts": [], "num_chosen": 1, "is_normed": True}
+    with pytest.raises(ValueError, match="block 0 has a router, but no experts"):
+        core_decoder(threads, dense=None, experts=experts)
     with pytest.raises(TypeError, match="the weight of a norm must be an array of float32"):
         core_decoder(threads, norm=(np.ones(8), None, 1e-5))
     with pytest.raises(ValueError, match=r"block 0 does not run in halves: more than sums with the stream"):

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Decoder, DecoderError};
+use super::{Decoder, DecoderError, Mlp};
 use crate::{
     finish::Activation,
     lora::{LayerDelta, check_ascending},
@@ -45,9 +45,14 @@ impl DecoderAdapter {
             return Err(DecoderError::Block { index, found });
         }
         for (block, (parts, deltas)) in decoder.blocks.iter().zip(&blocks).enumerate() {
-            let layers = [&parts.qkv, &parts.out, &parts.up, &parts.down];
+            let [up, down] = match &parts.mlp {
+                Mlp::Dense(mlp) => [Some(&mlp.up), Some(&mlp.down)],
+                Mlp::Experts(_) => [None; 2],
+            };
+            let layers = [Some(&parts.qkv), Some(&parts.out), up, down];
             for ((layer, delta), name) in layers.into_iter().zip(deltas).zip(NAMES) {
                 let Some(delta) = delta else { continue };
+                let layer = layer.ok_or(DecoderError::AdaptedExperts { block, name })?;
                 let (found, expected) = (delta.num_inputs(), layer.in_features());
                 if found != expected {
                     return Err(DecoderError::Features { block, name, found, expected });
@@ -58,7 +63,10 @@ impl DecoderAdapter {
                     return Err(DecoderError::Features { block, name, found, expected });
                 }
             }
-            if deltas[Part::Up as usize].is_some() && !parts.is_gated && parts.activation != Activation::None
+            if let Mlp::Dense(mlp) = &parts.mlp
+                && deltas[Part::Up as usize].is_some()
+                && !mlp.is_gated
+                && mlp.activation != Activation::None
             {
                 return Err(DecoderError::Ungated { block });
             }

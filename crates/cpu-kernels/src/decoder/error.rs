@@ -82,6 +82,50 @@ pub enum DecoderError {
         /// Which block.
         block: usize,
     },
+    /// Experts next to attention, or norms around them.
+    #[error("block {block} has experts next to attention or norms after its parts, which is not supported")]
+    ExpertPlan {
+        /// Which block.
+        block: usize,
+    },
+    /// A router that has nothing to choose from.
+    #[error("block {block} has a router, but no experts")]
+    NoExperts {
+        /// Which block.
+        block: usize,
+    },
+    /// Experts of a token that there are not.
+    #[error(
+        "block {block}: {num_chosen} experts compute a token, but it must be 1 to {num_experts}, as many as there are"
+    )]
+    Chosen {
+        /// Which block.
+        block: usize,
+        /// How many are chosen.
+        num_chosen: usize,
+        /// How many there are.
+        num_experts: usize,
+    },
+    /// An expert that is not gated as the first one is, or of another size.
+    #[error(
+        "block {block}: expert {expert} must have gates, and the activation and the size of the first expert"
+    )]
+    Unlike {
+        /// Which block.
+        block: usize,
+        /// Which expert.
+        expert: usize,
+    },
+    /// Adapters of experts, which do not compute all tokens.
+    #[error(
+        "block {block}: an adapter adds to {name}, but the block has experts, which adapters cannot change"
+    )]
+    AdaptedExperts {
+        /// Which block.
+        block: usize,
+        /// The layer.
+        name: &'static str,
+    },
     /// Half of a block whose halves cannot be added by others.
     #[error("block {block} does not run in halves: more than sums with the stream lies between its parts")]
     Halves {

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::{
-    AdapterTokens, Decoder, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes,
+    AdapterTokens, Decoder, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes, ExpertMlp, Mlp, Room,
     adapters::{self, Part, runs_of},
+    experts::ExpertRoom,
 };
 use crate::{
     attention::{
@@ -41,6 +42,7 @@ pub(super) struct Step<'a, E> {
     attended: &'a mut [E],
     /// `[num_tokens, inner_size]`
     inner: &'a mut [E],
+    experts: &'a mut ExpertRoom,
     /// What is added to the layers of the block with this number.
     adapters: &'a [AdapterTokens<'a>],
     block: usize,
@@ -57,7 +59,7 @@ impl<'a, E: Element> Step<'a, E> {
     pub(super) fn new(
         decoder: &'a Decoder,
         num_tokens: usize,
-        room: &'a mut Option<Lines>,
+        room: &'a mut Room,
     ) -> Result<Self, DecoderError> {
         let heads = decoder.heads;
         let widths = [
@@ -69,7 +71,7 @@ impl<'a, E: Element> Step<'a, E> {
         let width: usize = widths.iter().sum();
         let num_bytes = num_tokens.saturating_mul(width).saturating_mul(size_of::<E>());
         let memory = DecoderError::Memory { num_bytes, num_tokens };
-        let all = Lines::at_least(num_bytes, room).ok_or(memory)?.as_mut_slice::<E>();
+        let all = Lines::at_least(num_bytes, &mut room.lines).ok_or(memory)?.as_mut_slice::<E>();
         let (normed, rest) = all.split_at_mut(num_tokens * widths[0]);
         let (qkv, rest) = rest.split_at_mut(num_tokens * widths[1]);
         let (attended, rest) = rest.split_at_mut(num_tokens * widths[2]);
@@ -83,6 +85,7 @@ impl<'a, E: Element> Step<'a, E> {
             qkv,
             attended,
             inner,
+            experts: &mut room.experts,
             adapters: &[],
             block: 0,
             after: None,
@@ -228,7 +231,7 @@ impl<'a, E: Element> Step<'a, E> {
         let to = if post_norm.is_some() { &mut *self.normed } else { &mut *hidden };
         let to = OutRows { data: to, stride: width };
         let runs = runs_of(self.adapters, self.block, Part::Out);
-        threads.announce(Some(ahead_of(&block.up)));
+        threads.announce(Some(ahead_of(block.mlp.first_layer())));
         product(&block.out, attended, num_tokens, &onto(is_added), &runs, &mut self.ranks, threads, to)?;
         self.times.products += lap(&mut self.began);
         self.add_normed(post_norm, hidden, threads)
@@ -251,18 +254,22 @@ impl<'a, E: Element> Step<'a, E> {
             self.times.norms += lap(&mut self.began);
         }
 
-        let inner_row = block.up.out_features();
+        let mlp = match &block.mlp {
+            Mlp::Dense(mlp) => mlp,
+            Mlp::Experts(mlp) => return self.add_experts(mlp, adds, hidden, threads),
+        };
+        let inner_row = mlp.up.out_features();
         let normed = TokenRows { data: &*self.normed, stride: width };
-        let activation = if block.is_gated { Activation::None } else { block.activation };
+        let activation = if mlp.is_gated { Activation::None } else { mlp.activation };
         let activated = Epilogue { activation, residual: Residual::None };
         let inner = OutRows { data: &mut *self.inner, stride: inner_row };
         let runs = runs_of(self.adapters, self.block, Part::Up);
-        threads.announce(Some(ahead_of(&block.down)));
-        product(&block.up, normed, num_tokens, &activated, &runs, &mut self.ranks, threads, inner)?;
-        if block.is_gated {
+        threads.announce(Some(ahead_of(&mlp.down)));
+        product(&mlp.up, normed, num_tokens, &activated, &runs, &mut self.ranks, threads, inner)?;
+        if mlp.is_gated {
             self.times.products += lap(&mut self.began);
             let inner = &mut self.inner[..num_tokens * inner_row];
-            apply_gates(inner, inner_row, block.activation, products, threads);
+            apply_gates(inner, inner_row, mlp.activation, products, threads);
             self.times.norms += lap(&mut self.began);
         }
 
@@ -273,9 +280,29 @@ impl<'a, E: Element> Step<'a, E> {
         let to = OutRows { data: to, stride: width };
         let runs = runs_of(self.adapters, self.block, Part::Down);
         threads.announce(self.after.map(ahead_of));
-        product(&block.down, inner, num_tokens, &onto(is_added), &runs, &mut self.ranks, threads, to)?;
+        product(&mlp.down, inner, num_tokens, &onto(is_added), &runs, &mut self.ranks, threads, to)?;
         self.times.products += lap(&mut self.began);
         self.add_normed(post_norm, hidden, threads)
+    }
+
+    /// As `multiply`, by experts, of what is in `normed`.
+    fn add_experts(
+        &mut self,
+        mlp: &ExpertMlp,
+        adds: bool,
+        hidden: &mut [E],
+        threads: &Threads,
+    ) -> Result<(), DecoderError> {
+        let (num_tokens, width) = (self.num_tokens, self.hidden_size);
+        let normed = &self.normed[..num_tokens * width];
+        let logits = &mut self.inner[..num_tokens * mlp.router.out_features()];
+        let x = TokenRows { data: normed, stride: width };
+        let to = OutRows { data: &mut *logits, stride: mlp.router.out_features() };
+        threads.announce(None);
+        linear(&mlp.router, x, num_tokens, &onto(false), threads, to)?;
+        mlp.add(logits, normed, adds, self.after.map(ahead_of), self.experts, threads, hidden)?;
+        self.times.products += lap(&mut self.began);
+        Ok(())
     }
 
     /// What a part with a norm after it left in `normed`, onto the stream.

@@ -49,6 +49,7 @@ impl Scratch {
 }
 
 /// Rows as the one or the other kind of product reads them.
+#[derive(Clone, Copy)]
 pub(super) enum Activations {
     /// `[chunk][row][CHUNK]`
     Chunks(*const f32),

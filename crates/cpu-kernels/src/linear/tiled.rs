@@ -362,6 +362,7 @@ unsafe fn arrange_row<X: Element, const A: usize>(from: *const X, count: usize, 
 }
 
 /// Rows in tiles: `[step][block][term][row][input]`.
+#[derive(Clone, Copy)]
 pub(crate) struct Arranged {
     start: *const u16,
     /// Of each number: one for those of 16 bits.

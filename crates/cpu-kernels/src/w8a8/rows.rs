@@ -20,6 +20,7 @@ const NO_FRACTION: f32 = 12_582_912.0;
 /// Rows lie in bundles, each of which has all of its blocks together, `[bundle][block][row][input]` (scales and sums
 /// `[bundle][block][row]`): then the blocks of the rows that are computed at once compete for few places of the nearest
 /// cache. The last bundle has room for as many rows as the others.
+#[derive(Clone, Copy)]
 pub(crate) struct RoundedRows {
     numbers: *const i8,
     scales: *const f32,

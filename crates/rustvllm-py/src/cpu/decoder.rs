@@ -8,8 +8,8 @@ use std::{
 
 use ::cpu_kernels::{
     AdapterTokens, Angles, CacheElement, CacheLayout, Cached, Decoder, DecoderAdapter, DecoderBlock,
-    DecoderError, DecoderNorm, DecoderOut, DecoderTimes, Element, Heads, Int8Head, Logits, NormKind, Turn,
-    bf16,
+    DecoderError, DecoderNorm, DecoderOut, DecoderTimes, DenseMlp, Element, ExpertMlp, Heads, Int8Head,
+    Logits, Mlp, NormKind, Turn, bf16,
 };
 use pyo3::{
     buffer::{self, PyBuffer},
@@ -59,10 +59,8 @@ struct BlockParts<'py> {
     out: PyRef<'py, CpuLinear>,
     mlp_norm: NormParts<'py>,
     is_parallel: bool,
-    up: PyRef<'py, CpuLinear>,
-    is_gated: bool,
-    activation: String,
-    down: PyRef<'py, CpuLinear>,
+    dense: Option<MlpParts<'py>>,
+    experts: Option<ExpertParts<'py>>,
     post_norms: Option<(NormParts<'py>, NormParts<'py>)>,
 }
 
@@ -80,11 +78,54 @@ impl BlockParts<'_> {
             out: Arc::clone(&self.out.layer),
             mlp_norm: norm_of(&self.mlp_norm)?,
             is_parallel: self.is_parallel,
+            mlp: match (&self.dense, &self.experts) {
+                (Some(mlp), None) => Mlp::Dense(mlp.mlp()?),
+                (None, Some(mlp)) => Mlp::Experts(mlp.mlp()?),
+                _ => return Err(PyValueError::new_err("a block must have either dense or experts")),
+            },
+            post_norms: both_norms(self.post_norms.as_ref())?,
+        })
+    }
+}
+
+/// An MLP, or an expert: see `cpu_kernels::DenseMlp`.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct MlpParts<'py> {
+    up: PyRef<'py, CpuLinear>,
+    is_gated: bool,
+    activation: String,
+    down: PyRef<'py, CpuLinear>,
+}
+
+impl MlpParts<'_> {
+    fn mlp(&self) -> PyResult<DenseMlp> {
+        Ok(DenseMlp {
             up: Arc::clone(&self.up.layer),
             is_gated: self.is_gated,
             activation: activation_of(&self.activation)?,
             down: Arc::clone(&self.down.layer),
-            post_norms: both_norms(self.post_norms.as_ref())?,
+        })
+    }
+}
+
+/// See `cpu_kernels::ExpertMlp`.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct ExpertParts<'py> {
+    router: PyRef<'py, CpuLinear>,
+    experts: Vec<MlpParts<'py>>,
+    num_chosen: usize,
+    is_normed: bool,
+}
+
+impl ExpertParts<'_> {
+    fn mlp(&self) -> PyResult<ExpertMlp> {
+        Ok(ExpertMlp {
+            router: Arc::clone(&self.router.layer),
+            experts: self.experts.iter().map(MlpParts::mlp).collect::<PyResult<_>>()?,
+            num_chosen: self.num_chosen,
+            is_normed: self.is_normed,
         })
     }
 }

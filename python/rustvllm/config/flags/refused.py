@@ -14,7 +14,7 @@ from rustvllm.redaction import MASK
 
 _MEDIA = "messages can only hold text, not images, audio or video"
 _ADAPTERS = "adapters (--enable-lora) name their modules in their own files"
-_EXPERTS = "ranks do not split experts; transformers' modelling code runs mixture-of-experts models"
+_EXPERTS = "ranks share every expert (--tensor-parallel-size) instead of holding some experts each"
 _STATES = "rustvllm does not serve state-space models such as Mamba"
 _DEVICES = "-tp and -pp split a model across ranks; -dp N starts N engines, each with the whole model"
 _HOSTS = (

@@ -118,7 +118,8 @@ class LinearPacker:
     ) -> None:
         self._threads = threads
         self._options = options
-        weights = [module.weight for module in outline.modules() if isinstance(module, Linear)]
+        linears = [module for module in outline.modules() if isinstance(module, Linear)]
+        weights = [linear.weight for linear in linears if not linear.keeps_numbers]
         self._count = Counter(_shape(weight) for weight in weights if weight is not embedding)
         self._plain_bytes = sum(weight.nbytes for weight in weights if weight is not embedding)
         self._head_bytes = 0 if embedding is None else embedding.nbytes
@@ -173,12 +174,12 @@ class LinearPacker:
             found = Counter((storage_of(tensor), dtype) for tensor, dtype in narrow)
             self._narrow = {storage: dtype for (storage, dtype), count in found.items() if count == parts[storage]}
         modules = [module for module in model.modules() if isinstance(module, Linear | Embedding)]
-        linears = [module.weight for module in modules if isinstance(module, Linear)]
+        linears = [module for module in modules if isinstance(module, Linear) and module.weight is not embedding]
         looked_up = [module.weight for module in modules if isinstance(module, Embedding)]
         tables = [
             table for table in looked_up if table is not embedding and self._narrow.get(storage_of(table)) is not None
         ]
-        kept = [weight for weight in linears if weight is not embedding and self._kept_kind(weight) is not None]
+        kept = [linear.weight for linear in linears if self._kept_kind(linear.weight, linear) is not None]
         types = [(weight, self._narrow[storage_of(weight)]) for weight in (*kept, *tables)]
         self._as_stored = NarrowLayers(self._threads, types, tables, [tensor for tensor, _ in forms])
         for module in modules:
@@ -191,13 +192,15 @@ class LinearPacker:
             form = whole.form_of(module.weight)
             if form is not None:
                 self._saved_bytes += module.weight.nbytes - form.num_bytes(*_shape(module.weight))
-            elif self._kept_kind(module.weight) is not None:
+            elif self._kept_kind(module.weight, module) is not None:
                 self._saved_bytes += module.weight.nbytes // 2
 
-    def _kept_kind(self, weight: Tensor) -> WeightKind | None:
+    def _kept_kind(self, weight: Tensor, linear: Linear | None = None) -> WeightKind | None:
         """The 16-bit format in which a float32 model's weight is packed without loss, because it was stored so."""
         dtype = self._narrow.get(storage_of(weight))
-        if dtype is None or self._options.kind is not None or weight.numel() < NOT_WORTH_PACKING:
+        is_grouped = linear is not None and linear.is_grouped
+        is_small = weight.numel() < NOT_WORTH_PACKING and not is_grouped
+        if dtype is None or self._options.kind is not None or is_small:
             return None
         return NARROW_KINDS[dtype]
 
@@ -352,7 +355,7 @@ class LinearPacker:
                 self._to_tune.setdefault(key, []).append(linear)
             linear.release_weight()
             return
-        if (kind := self._kept_kind(weight)) is not None:
+        if (kind := self._kept_kind(weight, linear)) is not None:
             kernel = None if self._as_stored is None else self._as_stored.take(weight, linear.bias)
             linear.kernel = kernel = kernel or CoreLinear(self._threads, weight, linear.bias, kind)
             self._packed.append(("core", kernel.nbytes, 0))
@@ -360,6 +363,15 @@ class LinearPacker:
                 self._to_tune.setdefault((_shape(weight), None, kind), []).append(linear)
             linear.release_weight()
             return
+        if linear.keeps_numbers and name in (None, "core") and weight.dtype in CORE_DTYPES:
+            stored = self._narrow.get(storage_of(weight))
+            kind = None if stored is None else NARROW_KINDS[stored]
+            linear.kernel = kernel = CoreLinear(self._threads, weight, linear.bias, kind)
+            self._packed.append(("core", kernel.nbytes, 0))
+            linear.release_weight()
+            return
+        if name is None and weight.dtype in CORE_DTYPES and linear.is_grouped:
+            name = "core"
         if name is None and weight.dtype in CORE_DTYPES and weight.numel() >= NOT_WORTH_PACKING:
             # A measurement next to other work may be wrong, and only layers of the core can run in the single call.
             is_best = CoreLinear.is_as_fast_as_the_processor(weight.dtype)

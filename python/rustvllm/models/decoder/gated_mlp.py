@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from rustvllm.layers.activation import apply_gated, get_activation
+from rustvllm.layers.decoder import DenseMLPParts
 from rustvllm.layers.parallel import RowLinear, column_linear
 from rustvllm.models.interface import linear_parts
 
@@ -33,6 +34,10 @@ class GatedMLP(nn.Module):
         """Apply the MLP; ``residual`` is added, and may be overwritten."""
         out: Tensor = self.down_proj(apply_gated(self.act, self.gate_up_proj(hidden)), residual=residual, in_place=True)
         return out
+
+    def outline(self) -> DenseMLPParts:
+        """The parts of ``forward``."""
+        return DenseMLPParts(self.gate_up_proj, self.act, self.down_proj, is_gated=True)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Names within the layer; see ``CausalLM.checkpoint_tensors``."""

@@ -18,6 +18,7 @@ from rustvllm.layers.decoder import PreNormBlock, PreNormDecoder
 from rustvllm.layers.norm import RMSNorm
 from rustvllm.layers.parallel import StageLayers
 from rustvllm.layers.rotary import RotaryAngles, RotaryEmbedding
+from rustvllm.models.decoder.expert_mlp import ExpertMLP
 from rustvllm.models.decoder.gated_mlp import GatedMLP
 from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
 from rustvllm.models.hf_config import HFConfig
@@ -29,7 +30,7 @@ _INV_FREQ = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 class PreNormLayer(nn.Module):
     """Attention and MLP: each reads the normed stream and adds its result to the stream."""
 
-    def __init__(self, eps: float, self_attn: RotaryAttention, mlp: GatedMLP) -> None:
+    def __init__(self, eps: float, self_attn: RotaryAttention, mlp: GatedMLP | ExpertMLP) -> None:
         super().__init__()
         hidden_size = self_attn.sizes.hidden_size
         self.input_layernorm = RMSNorm(hidden_size, eps)
@@ -44,13 +45,13 @@ class PreNormLayer(nn.Module):
 
     def outline(self) -> PreNormBlock:
         """The parts of ``forward``."""
-        attn, mlp = self.self_attn, self.mlp
+        attn = self.self_attn
         norms = attn.q_norm, attn.k_norm
         return PreNormBlock(
             self.input_layernorm, attn.qkv_proj, attn.scale, attn.o_proj,
-            self.post_attention_layernorm, mlp.gate_up_proj, mlp.act, mlp.down_proj,
+            self.post_attention_layernorm, self.mlp.outline(),
             head_norms=None if norms[0] is None or norms[1] is None else (norms[0], norms[1]),
-            rotary=0, sliding_window=attn.sliding_window, soft_cap=attn.soft_cap, is_gated=True,
+            rotary=0, sliding_window=attn.sliding_window, soft_cap=attn.soft_cap,
         )  # fmt: skip
 
 

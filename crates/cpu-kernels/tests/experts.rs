@@ -1,0 +1,218 @@
+//! The experts of a block against their parts called one by one, a token at a time, bit for bit, and what does not fit.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "common/numbers.rs"]
+mod numbers;
+
+use std::sync::Arc;
+
+use cpu_kernels::{
+    Activation, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DenseMlp, Element,
+    Epilogue, ExpertMlp, Heads, Kernel, LayerDelta, Matrix, Mlp, Norm, NormKind, OutRows, PackedLinear,
+    Quantized, Residual, ScaleForm, Sum, Threads, TokenRows, Up, WeightKind, ZeroForm, apply_gates, bf16,
+    linear, norm,
+};
+use numbers::{narrowed, numbers};
+
+const HEADS: Heads = Heads { num_heads: 4, num_kv_heads: 2, head_dim: 16 };
+const WIDTH: usize = 72;
+const INNER: usize = 40;
+const NUM_EXPERTS: usize = 7;
+
+fn layer(seed: u64, outputs: usize, inputs: usize, kind: WeightKind) -> Arc<PackedLinear> {
+    let mut packed = PackedLinear::new(outputs, inputs, kind).unwrap();
+    let weight = numbers(seed, outputs * inputs);
+    packed.pack_rows(0, Matrix::new(&weight, outputs, inputs).unwrap(), &Threads::alone()).unwrap();
+    Arc::new(packed)
+}
+
+fn expert(seed: u64, kind: WeightKind) -> DenseMlp {
+    DenseMlp {
+        up: layer(seed, 2 * INNER, WIDTH, kind),
+        is_gated: true,
+        activation: Activation::Silu,
+        down: layer(seed + 1, WIDTH, INNER, kind),
+    }
+}
+
+fn experts(kind: WeightKind, num_chosen: usize, is_normed: bool) -> ExpertMlp {
+    ExpertMlp {
+        router: layer(50, NUM_EXPERTS, WIDTH, WeightKind::F32),
+        experts: (0..NUM_EXPERTS as u64).map(|i| expert(60 + 2 * i, kind)).collect(),
+        num_chosen,
+        is_normed,
+    }
+}
+
+fn block(mlp: Mlp) -> DecoderBlock {
+    let norm =
+        |seed| DecoderNorm { kind: NormKind::Rms, weight: numbers(seed, WIDTH), bias: None, eps: 1e-5 };
+    DecoderBlock {
+        attention_norm: norm(1),
+        qkv: layer(2, 128, WIDTH, WeightKind::F32),
+        is_by_head: false,
+        head_norms: None,
+        rotary: None,
+        scale: 0.25,
+        sliding_window: None,
+        soft_cap: None,
+        out: layer(3, WIDTH, 64, WeightKind::F32),
+        mlp_norm: norm(4),
+        is_parallel: false,
+        mlp,
+        post_norms: None,
+    }
+}
+
+fn product<E: Element>(layer: &PackedLinear, x: &[E]) -> Vec<E> {
+    let mut out = vec![E::narrow(0.0); layer.out_features()];
+    let (rows, stride) = (TokenRows { data: x, stride: x.len() }, out.len());
+    let to = OutRows { data: &mut out, stride };
+    let epilogue = Epilogue { activation: Activation::None, residual: Residual::None };
+    linear(layer, rows, 1, &epilogue, &Threads::alone(), to).unwrap();
+    out
+}
+
+/// The stream of one token after the block's MLP.
+fn one_token<E: Element>(block: &DecoderBlock, adds: bool, stream: &[E]) -> Vec<E> {
+    let Mlp::Experts(mlp) = &block.mlp else { panic!("the block has experts") };
+    let (parts, kernel, threads) = (&block.mlp_norm, Kernel::best_for_products(), &Threads::alone());
+    let parts = Norm { kind: parts.kind, weight: &parts.weight, bias: None, eps: parts.eps };
+    let mut normed = vec![E::narrow(0.0); WIDTH];
+    let (from, to) =
+        (TokenRows { data: stream, stride: WIDTH }, OutRows { data: &mut normed, stride: WIDTH });
+    norm(&parts, from, 1, Sum::None, kernel, threads, to).unwrap();
+
+    let logits: Vec<f32> = product(&mlp.router, &normed).iter().map(|x| x.widen()).collect();
+    let mut chosen: Vec<usize> = (0..NUM_EXPERTS).collect();
+    chosen.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap());
+    chosen.truncate(mlp.num_chosen);
+    let largest = logits[chosen[0]];
+    let all: f32 = logits.iter().map(|x| (x - largest).exp()).sum();
+    let mut weights: Vec<f32> = chosen.iter().map(|&i| (logits[i] - largest).exp() / all).collect();
+    if mlp.is_normed {
+        let sum: f32 = weights.iter().sum();
+        for weight in &mut weights {
+            *weight /= sum;
+        }
+    }
+    let mut weighed: Vec<(usize, f32)> = chosen.into_iter().zip(weights).collect();
+    weighed.sort_by_key(|&(expert, _)| expert);
+
+    let mut total = [0.0_f32; WIDTH];
+    for (expert, weight) in weighed {
+        let expert = &mlp.experts[expert];
+        let mut inner = product(&expert.up, &normed);
+        apply_gates(&mut inner, 2 * INNER, expert.activation, kernel, threads);
+        let out = product(&expert.down, &inner[..INNER]);
+        total.iter_mut().zip(out).for_each(|(sum, x)| *sum += weight * x.widen());
+    }
+    stream.iter().zip(total).map(|(x, y)| E::narrow(if adds { x.widen() + y } else { y })).collect()
+}
+
+fn four_bits(rounds_activations: bool) -> WeightKind {
+    let (scales, zeros) = (ScaleForm::F16, ZeroForm::Middle);
+    WeightKind::Quantized(Quantized { bits: 4, group_size: 32, scales, zeros, rounds_activations })
+}
+
+fn check<E: Element>(kind: WeightKind, num_chosen: usize, is_normed: bool, num_threads: usize) {
+    let threads = Threads::new(num_threads).unwrap();
+    let decoder = |mlp| Decoder::new(vec![block(mlp)], None, HEADS).unwrap();
+    let found = decoder(Mlp::Experts(experts(kind, num_chosen, is_normed)));
+    let parts = block(Mlp::Experts(experts(kind, num_chosen, is_normed)));
+    // The last is more rows of experts than are computed at once.
+    for num_tokens in [1, 2, 9, 30, 1100] {
+        for adds in [true, false] {
+            let mut hidden: Vec<E> = narrowed(40 + num_tokens as u64, num_tokens * WIDTH);
+            let expected: Vec<u32> = hidden
+                .chunks(WIDTH)
+                .flat_map(|stream| one_token(&parts, adds, stream))
+                .map(|x| x.widen().to_bits())
+                .collect();
+            found.multiply(0, adds, num_tokens, &mut hidden, &threads).unwrap();
+            let bits: Vec<u32> = hidden.iter().map(|x| x.widen().to_bits()).collect();
+            assert!(bits == expected, "{kind:?}, {num_chosen} of {NUM_EXPERTS}, {num_tokens} tokens");
+        }
+    }
+}
+
+#[test]
+fn the_experts_give_what_their_parts_give_for_each_token_alone() {
+    for kind in [
+        WeightKind::F32,
+        WeightKind::Bf16,
+        WeightKind::F16,
+        WeightKind::Int8 { group_size: 16 },
+        WeightKind::W8A8 { group_size: 32 },
+        four_bits(true),
+        four_bits(false),
+    ] {
+        check::<f32>(kind, 3, true, 2);
+        check::<bf16>(kind, 3, true, 2);
+    }
+    check::<f32>(WeightKind::W8A8 { group_size: 32 }, 1, false, 3);
+    check::<bf16>(WeightKind::F32, NUM_EXPERTS, false, 1);
+}
+
+#[test]
+fn experts_whose_weights_are_of_several_kinds_are_computed_one_by_one() {
+    let mixed = || {
+        let mut mlp = experts(WeightKind::W8A8 { group_size: 32 }, 4, true);
+        mlp.experts[2] = expert(90, WeightKind::Bf16);
+        mlp.experts[5] = expert(92, WeightKind::F32);
+        block(Mlp::Experts(mlp))
+    };
+    let decoder = Decoder::new(vec![mixed()], None, HEADS).unwrap();
+    for num_tokens in [1, 12] {
+        let mut hidden: Vec<f32> = numbers(7, num_tokens * WIDTH);
+        let expected: Vec<f32> =
+            hidden.chunks(WIDTH).flat_map(|stream| one_token(&mixed(), true, stream)).collect();
+        decoder.multiply(0, true, num_tokens, &mut hidden, &Threads::new(2).unwrap()).unwrap();
+        assert_eq!(hidden, expected);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let make = |change: fn(&mut ExpertMlp)| {
+        let mut mlp = experts(WeightKind::F32, 2, true);
+        change(&mut mlp);
+        Decoder::new(vec![block(Mlp::Experts(mlp))], None, HEADS)
+    };
+    let wrong = |name, found, expected| DecoderError::Features { block: 0, name, found, expected };
+    let f32s = WeightKind::F32;
+    let cases: [(fn(&mut ExpertMlp), _); 9] = [
+        (|mlp| mlp.experts.clear(), DecoderError::NoExperts { block: 0 }),
+        (|mlp| mlp.num_chosen = 0, DecoderError::Chosen { block: 0, num_chosen: 0, num_experts: 7 }),
+        (|mlp| mlp.num_chosen = 8, DecoderError::Chosen { block: 0, num_chosen: 8, num_experts: 7 }),
+        (|mlp| mlp.router = layer(1, 6, WIDTH, WeightKind::F32), wrong("the router", 6, 7)),
+        (|mlp| mlp.router = layer(1, 7, 70, WeightKind::F32), wrong("the input of the router", 70, 72)),
+        (|mlp| mlp.experts[3].up = layer(1, 60, WIDTH, WeightKind::F32), wrong("up", 60, 80)),
+        (|mlp| mlp.experts[3].down = layer(1, 70, INNER, WeightKind::F32), wrong("down", 70, 72)),
+        (|mlp| mlp.experts[3].activation = Activation::Relu, DecoderError::Unlike { block: 0, expert: 3 }),
+        (
+            |mlp| {
+                mlp.experts[6].up = layer(1, 20, WIDTH, WeightKind::F32);
+                mlp.experts[6].down = layer(1, WIDTH, 10, WeightKind::F32);
+            },
+            DecoderError::Unlike { block: 0, expert: 6 },
+        ),
+    ];
+    for (change, expected) in cases {
+        assert_eq!(make(change).unwrap_err(), expected);
+    }
+    let next_to_attention = DecoderBlock { is_parallel: true, ..block(Mlp::Experts(experts(f32s, 2, true))) };
+    assert_eq!(
+        Decoder::new(vec![next_to_attention], None, HEADS).unwrap_err(),
+        DecoderError::ExpertPlan { block: 0 }
+    );
+
+    let decoder = make(|_| ()).unwrap();
+    let weight = numbers(1, 2 * WIDTH);
+    let ups = [Up { first: 0, num_outputs: WIDTH, weight: &weight, gains: None }];
+    let delta = Arc::new(LayerDelta::new(&numbers(2, 2 * INNER), INNER, &ups, false).unwrap());
+    let error = DecoderAdapter::new(&decoder, vec![[None, None, None, Some(delta)]]).unwrap_err();
+    assert_eq!(error, DecoderError::AdaptedExperts { block: 0, name: "down" });
+    DecoderAdapter::new(&decoder, vec![[None, None, None, None]]).unwrap();
+}

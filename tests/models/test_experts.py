@@ -1,0 +1,169 @@
+"""What is special about experts: who is chosen, what is rounded, what files call them, and what is refused."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from checkpoints import VARIANTS, load, make, prompts
+from naive_schedule import NaiveEngine, Request
+from safetensors.torch import load_file, save_file
+
+from rustvllm import LLM, SamplingParams, _core
+from rustvllm.config import LoadConfig
+from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.cpu.linear import TorchLinear
+from rustvllm.layers.cpu.norm import use_core_norms
+from rustvllm.layers.cpu.packer import LinearOptions, LinearPacker
+from rustvllm.layers.linear import Linear
+from rustvllm.layers.router import Router
+from rustvllm.lora.request import LoRARequest
+from rustvllm.model_loader import load_model
+from rustvllm.models.decoder.expert_mlp import ExpertMLP, ExpertSizes
+from rustvllm.worker.cpu_decoder import use_core_decoder
+
+
+def load_packed(folder, options, dtype=torch.float32):
+    """As a worker on the CPU does, all blocks in one call where that can be."""
+    hf_config = json.loads((folder / "config.json").read_text())
+    config = SimpleNamespace(
+        model=str(folder), path=folder, hf_config=hf_config, architecture=hf_config["architectures"][0],
+        max_model_len=128, seed=0, model_impl="rustvllm",
+    )  # fmt: skip
+    threads = _core.CpuThreads(2)
+
+    def packer(outline):
+        return LinearPacker(threads, options, outline, outline.tied_embedding, 0)
+
+    model = load_model(config, LoadConfig(), dtype, torch.device("cpu"), 1 << 30, packer)
+    use_core_norms(model, threads)
+    use_core_decoder(model)
+    return model
+
+
+def test_the_largest_logits_choose_and_the_first_of_equal_ones():
+    router = Router(4, 6, 3, is_normed=False)
+    logits = torch.tensor([[0.0, 3, 1, 2, -1, 0.5], [1, 1, 1, 1, 1, 1], [0, 2, 1, 1, 1, 2]])
+    weights, ids = router.choose(logits)
+    assert ids.tolist() == [[1, 3, 2], [0, 1, 2], [1, 5, 2]]
+    torch.testing.assert_close(weights, logits.softmax(-1).gather(1, ids), atol=1e-6, rtol=0)
+    router.is_normed = True
+    normed, _ = router.choose(logits.to(torch.bfloat16))
+    assert normed.dtype == torch.float32
+    torch.testing.assert_close(normed, weights / weights.sum(-1, keepdim=True), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_tokens_of_a_step_change_no_bit(dtype):
+    """Products of one row each are compared, because torch sums those of several rows in another order."""
+    torch.manual_seed(0)
+    mlp = ExpertMLP(ExpertSizes(16, 8, 5, 3), "silu", is_normed=True).to(dtype)
+    for parameter in mlp.parameters():
+        parameter.copy_(torch.randn(parameter.shape))
+    for module in mlp.modules():
+        if isinstance(module, Linear):
+            module.kernel = OneRowAtATime(module)
+    hidden, residual = torch.randn(2, 40, 16, dtype=dtype)
+    together = mlp(hidden, residual=residual.clone())
+    alone = [mlp(hidden[i : i + 1], residual=residual[i : i + 1].clone()) for i in range(40)]
+    assert torch.equal(together, torch.cat(alone))
+
+
+class OneRowAtATime:
+    nbytes = 0
+
+    def __init__(self, linear):
+        self.linear = linear
+
+    def forward(self, x, activation, residual):
+        assert activation is None
+        assert residual is None
+        return torch.cat([row[None] @ self.linear.weight.t() for row in x])
+
+
+@pytest.mark.parametrize("variant", ["qwen3-moe", "mixtral"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_experts_are_rounded_and_the_router_keeps_its_numbers(variant, stored, tmp_path):
+    make(*VARIANTS[variant]).to(stored).save_pretrained(tmp_path)
+    model = load_packed(tmp_path, LinearOptions("core", "int8", 32, round_activations=True))
+    assert model.decoder_kernel is not None
+    weights = load_file(tmp_path / "model.safetensors")
+    block = "mlp" if variant == "qwen3-moe" else "block_sparse_moe"
+    for number, layer in enumerate(model.layers):
+        router = layer.mlp.gate
+        assert router.kernel.packed.kind == ("f32" if stored == torch.float32 else "bf16")
+        expected = weights[f"model.layers.{number}.{block}.gate.weight"].float()
+        assert torch.equal(router.weight_rows(router.weight.shape[0]), expected)
+        experts = [m for m in layer.mlp.experts.modules() if isinstance(m, Linear)]
+        assert {expert.kernel.packed.kind for expert in experts} == {"w8a8"}
+    requests = [Request(prompt, 8) for prompt in prompts(97, [3, 17])]
+    with torch.inference_mode():
+        NaiveEngine(model, chunk=11).run(requests)
+    assert all(ns > 0 for ns in model.decoder_kernel.times), "the modules ran"
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_the_core_computes_experts_however_small_they_are(stored, tmp_path):
+    """A call for each would take longer than torch's product, but it computes the experts of a step in one."""
+    make(*VARIANTS["qwen3-moe-some-layers"]).to(stored).save_pretrained(tmp_path)
+    model = load_packed(tmp_path, LinearOptions())
+    for layer in model.layers:
+        mlp = layer.mlp
+        if isinstance(mlp, ExpertMLP):
+            kinds = {module.kernel.packed.kind for module in mlp.modules() if isinstance(module, Linear)}
+            assert kinds == {"f32" if stored == torch.float32 else "bf16"}
+        else:
+            assert isinstance(mlp.down_proj.kernel, TorchLinear)
+
+
+def test_stacked_names_are_not_read(tmp_path):
+    """transformers stacks experts in memory alone; a folder that has them stacked is refused with both names."""
+    make(*VARIANTS["qwen3-moe"]).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    name = "model.layers.0.mlp.experts.{}.down_proj.weight"
+    stacked = torch.stack([weights.pop(name.format(number)) for number in range(6)])
+    save_file(weights | {"model.layers.0.mlp.experts.down_proj": stacked}, file)
+    with pytest.raises(ModelLoadError, match=r"experts\.0\.down_proj\.weight' is missing.*experts\.down_proj' is une"):
+        load(tmp_path)
+
+
+def test_adapters_of_experts_are_refused_and_can_be_merged(tmp_path):
+    folder, adapter = tmp_path / "model", tmp_path / "adapter"
+    make(*VARIANTS["qwen3-moe"]).save_pretrained(folder)
+    adapter.mkdir()
+    module = "base_model.model.model.layers.1.mlp.experts.3.up_proj"
+    torch.manual_seed(0)
+    save_file(
+        {f"{module}.lora_A.weight": torch.randn(4, 32), f"{module}.lora_B.weight": torch.randn(24, 4)},
+        adapter / "adapter_model.safetensors",
+    )
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["up_proj"], "task_type": "CAUSAL_LM"}
+    settings["layers_to_transform"] = [1]
+    settings["target_modules"] = r".*layers\.1\.mlp\.experts\.3\.up_proj"
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    options = {"skip_tokenizer_init": True, "num_gpu_blocks_override": 32, "max_model_len": 64}
+    params = SamplingParams(temperature=0, max_tokens=6, detokenize=False, ignore_eos=True)
+    prompt = {"prompt_token_ids": prompts(97, [9])[0]}
+    with LLM(str(folder), enable_lora=True, **options) as llm:
+        plain = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+        with pytest.raises(Exception, match=r"experts\.3\.up_proj belongs to experts, which compute only some tokens"):
+            llm.generate(prompt, params, use_tqdm=False, lora_request=LoRARequest("a", 1, str(adapter)))
+    with LLM(str(folder), merge_lora=[str(adapter)], **options) as llm:
+        assert llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids != plain
+
+
+@pytest.mark.parametrize("variant", ["qwen3-moe-some-layers", "mixtral"])
+def test_adapters_of_attention_have_pefts_logits(variant, tmp_path):
+    pytest.importorskip("peft", reason="peft is not installed")
+    from peft_adapters import make_adapter, with_adapter
+    from test_lora import ALL_LOGITS, OPTIONS, assert_equals_peft, ids_of, run, share_that_differs
+
+    reference = make(*VARIANTS[variant])
+    reference.save_pretrained(tmp_path / "model")
+    make_adapter(reference, tmp_path / "adapter", seed=1, target_modules=["q_proj", "v_proj", "o_proj"])
+    with LLM(str(tmp_path / "model"), **OPTIONS) as llm:
+        samples, alone = run(llm, LoRARequest("a", 1, str(tmp_path / "adapter")), ALL_LOGITS), run(llm)
+    assert share_that_differs(ids_of(samples), ids_of(alone)) >= 0.9, "the adapter changes too little to be seen"
+    with with_adapter(reference, tmp_path / "adapter") as adapted:
+        assert_equals_peft(adapted, samples)
