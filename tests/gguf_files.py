@@ -14,6 +14,10 @@ ROTARY = {
     "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up", "input_layernorm": "attn_norm",
 }  # fmt: skip
+EXPERTS = {
+    "mlp.gate": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+}  # fmt: skip
 LLAMA_NORMS = {"post_attention_layernorm": "ffn_norm"}
 GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
@@ -37,7 +41,8 @@ SCALES = {
 
 
 def arch_of(model):
-    return {"gemma3_text": "gemma3"}.get(model.config.model_type, model.config.model_type)
+    names = {"gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+    return names.get(model.config.model_type, model.config.model_type)
 
 
 def file_name(name, arch):
@@ -46,7 +51,7 @@ def file_name(name, arch):
     if module in AROUND:
         return f"{AROUND[module]}.{kind}"
     layer, _, module = module.split("layers." if arch != "gpt2" else "h.")[1].partition(".")
-    names = GPT2 if arch == "gpt2" else ROTARY | (GEMMA_NORMS if arch.startswith("gemma") else LLAMA_NORMS)
+    names = GPT2 if arch == "gpt2" else ROTARY | EXPERTS | (GEMMA_NORMS if arch.startswith("gemma") else LLAMA_NORMS)
     return f"blk.{layer}.{names[module]}.{kind}"
 
 
@@ -86,7 +91,7 @@ def write_model(path, model, kind_of, *, seed=0, metadata=lambda _: None):
     write_config(writer, config, arch)
     metadata(writer)
     tied = config.tie_word_embeddings
-    for name, parameter in model.state_dict().items():
+    for name, parameter in stored_parameters(model):
         if (tied and name == "lm_head.weight") or name.endswith((".attn.bias", "masked_bias", "inv_freq")):
             continue
         stored_name = file_name(name, arch)
@@ -100,7 +105,7 @@ def write_model(path, model, kind_of, *, seed=0, metadata=lambda _: None):
         is_gemma_norm = arch.startswith("gemma") and stored_name.endswith("norm.weight")
         array = array.T.copy() if is_turned else array + 1 if is_gemma_norm else array
         array = interleave(array, heads) if heads else array
-        kind = Type[kind_of(stored_name)] if array.ndim == 2 else Type.F32
+        kind = Type[kind_of(stored_name)] if array.ndim >= 2 else Type.F32
         if kind == Type.F32:
             stored = array
             writer.add_tensor(stored_name, stored)
@@ -121,6 +126,18 @@ def write_model(path, model, kind_of, *, seed=0, metadata=lambda _: None):
     writer.close()
 
 
+def stored_parameters(model):
+    """Names and parameters; where transformers stacks gates and features of experts in one, each by itself."""
+    for name, parameter in model.state_dict().items():
+        module, _, kind = name.rpartition(".experts.")
+        if kind == "gate_up_proj":
+            gate, up = parameter.chunk(2, dim=1)
+            yield f"{module}.experts.gate_proj.weight", gate
+            yield f"{module}.experts.up_proj.weight", up
+        else:
+            yield f"{name}.weight" if kind == "down_proj" else name, parameter
+
+
 def write_config(writer, config, arch):
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -132,6 +149,11 @@ def write_config(writer, config, arch):
         return
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count_kv(config.num_key_value_heads)
+    if getattr(config, "num_local_experts", None):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if arch == "qwen3moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)

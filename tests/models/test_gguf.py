@@ -8,6 +8,8 @@ from checkpoints import (
     GPT2,
     LLAMA,
     LLAMA3_ROPE,
+    MIXTRAL,
+    QWEN3_MOE,
     YARN_ROPE,
     assert_matches,
     make,
@@ -31,6 +33,7 @@ from rustvllm.model_loader.gguf_tensors import file_name, read_gguf_headers
 gguf_files = pytest.importorskip("gguf_files", reason="the gguf package is not installed", exc_type=ImportError)
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
+EXPERT_SIZES = {"moe_intermediate_size": 32, "head_dim": 16}
 LARGE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 VARIANTS = {
     # name -> kind of checkpoint, what its configuration has besides
@@ -48,6 +51,8 @@ VARIANTS = {
         "qwen2", LLAMA | SIZES | {"rope_parameters": {k: v for k, v in YARN_ROPE.items() if "beta" not in k}},
     ),
     "qwen3": ("qwen3", LLAMA | SIZES | {"head_dim": 24, "num_attention_heads": 8}),
+    "qwen3-moe": ("qwen3-moe", QWEN3_MOE | SIZES | EXPERT_SIZES | {"mlp_only_layers": [1]}),
+    "mixtral": ("mixtral", MIXTRAL | SIZES),
     "phi3": ("phi3", LLAMA | SIZES | {"sliding_window": 7}),
     "gemma2": ("gemma2", GEMMA | SIZES | {"head_dim": 16, "query_pre_attn_scalar": 16}),
     "gemma3": ("gemma3", GEMMA3 | SIZES | {"head_dim": 16, "query_pre_attn_scalar": 16}),
@@ -128,7 +133,7 @@ def test_every_type_of_small_blocks(kind, whole, tmp_path):
     check(reference, model)
 
 
-@pytest.mark.parametrize("variant", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("variant", ["llama", "gemma2", "gpt2", "qwen3-moe"])
 @pytest.mark.parametrize("kinds", [{}, Q4_K_M, {"": "Q5_K"}, {"": "Q6_K"}], ids=["Q4_K", "Q4_K_M", "Q5_K", "Q6_K"])
 def test_large_blocks_mixed_as_they_are(kinds, variant, tmp_path):
     path = tmp_path / "m.gguf"
@@ -139,6 +144,8 @@ def test_large_blocks_mixed_as_they_are(kinds, variant, tmp_path):
     large = {"n_embd": 256, "n_layer": 2} if variant == "gpt2" else LARGE
     if variant == "gemma2":
         large = large | {"head_dim": 64, "query_pre_attn_scalar": 64}
+    if variant == "qwen3-moe":
+        large = large | {"head_dim": 64, "moe_intermediate_size": 256}
     reference = write(path, variant, kind_of, **large)
     model = load(path)
     whole = whole_layers(model)
@@ -291,6 +298,52 @@ def test_messages_have_the_names_of_the_file(variant, tmp_path):
     for name in ("blk.1.ffn_down.weight", "output_norm.weight"):
         assert f"tensor '{name}' is missing" in str(caught.value)
     assert "whole.gguf: tensor 'blk.1.ffn_dawn.weight' is unexpected" in str(caught.value)
+
+
+def test_messages_name_the_tensor_of_all_experts_once(tmp_path):
+    path = tmp_path / "m.gguf"
+    write(path, "mixtral", lambda _: "F32")
+    path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_down_exps.weight", b"blk.1.ffn_dawn_exps.weight"))
+    with pytest.raises(ModelLoadError) as caught:
+        load(path)
+    assert str(caught.value).count("tensor 'blk.1.ffn_down_exps.weight' is missing") == 1
+
+
+@pytest.mark.parametrize("shape", [(64, 32), (2, 64, 32), (4, 64, 32, 1)])
+def test_experts_of_another_shape_are_refused(shape, tmp_path):
+    import gguf
+
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    gguf_files.write_config(writer, make("mixtral", VARIANTS["mixtral"][1]).config, "llama")
+    writer.add_tensor("token_embd.weight", torch.zeros(97, 64).numpy())
+    writer.add_tensor("blk.0.ffn_up_exps.weight", torch.zeros(shape).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    expected = "is missing" if len(shape) == 3 else "'blk.0.ffn_up_exps.weight' has the shape .* must have 3 dimensions"
+    with pytest.raises(ModelLoadError, match=expected):
+        load(path)
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+def test_experts_that_older_converters_stored_one_by_one(kind, tmp_path):
+    import gguf
+
+    reference = write(tmp_path / "stacked.gguf", "mixtral", lambda _: kind)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    gguf_files.write_config(writer, reference.config, "llama")
+    for tensor in gguf.GGUFReader(tmp_path / "stacked.gguf").tensors:
+        stem, is_stack, _ = tensor.name.partition("_exps.")
+        parts = {f"{stem}.{i}.weight": part for i, part in enumerate(tensor.data)} if is_stack else {}
+        for name, data in (parts or {tensor.name: tensor.data}).items():
+            writer.add_tensor(name, data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    check(reference, load(tmp_path / "m.gguf"))
 
 
 def test_a_shard_is_part_of_the_model(tmp_path):

@@ -12,6 +12,7 @@ from rustvllm import envs
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.cli.token_time import best_token_seconds
 from rustvllm.config import ModelConfig, hub
+from rustvllm.config.architectures import chosen_share
 from rustvllm.config.cache import INT8_SCALE_BYTES
 from rustvllm.config.checkpoint.forms import kept_layers, read_forms
 from rustvllm.config.checkpoint.gguf_file import is_gguf
@@ -65,7 +66,11 @@ def describe(model: str, revision: str | None = None) -> dict[str, Any]:
     num_bytes = sum(bytes_of.values())
     templates = read_chat_templates(found.path)
     rounds = envs.activations() != "float"
-    kept = {dtype: kept_layers(forms, size, round_activations=rounds) for dtype, size in _ITEM_BYTES.items()}
+    share = chosen_share(config.hf_config)
+    kept = {
+        dtype: kept_layers(forms, size, round_activations=rounds, chosen_share=share)
+        for dtype, size in _ITEM_BYTES.items()
+    }
     weights = {dtype: sum(layer.num_bytes for layer in layers) for dtype, layers in kept.items()}
     lengths = sorted({*(length for length in _LENGTHS if length < config.max_model_len), config.max_model_len})
     memory = memory_limit()

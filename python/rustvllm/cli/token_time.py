@@ -43,18 +43,18 @@ def best_token_seconds(layers: Sequence[KeptLayer], hidden_size: int, num_layers
     groups: dict[tuple[NumberForm | None, int], _Group] = {}
     for layer in read:
         group = groups.setdefault((layer.form, layer.item_bytes), _Group(layer.form, layer.item_bytes))
-        group.count += 1
-        group.numbers += layer.num_parameters
+        group.count += layer.chosen_share
+        group.numbers += round(layer.num_parameters * layer.chosen_share)
     return STEP_SECONDS + num_layers * LAYER_SECONDS + _products_seconds(list(groups.values()), hidden_size)
 
 
 @dataclass(slots=True)
 class _Group:
-    """Layers of one form: how many, and all their numbers."""
+    """Layers of one form: how many, and all their numbers, of experts as many as compute a token."""
 
     form: NumberForm | None
     item_bytes: int
-    count: int = 0
+    count: float = 0.0
     numbers: int = 0
 
 
@@ -68,7 +68,7 @@ def _products_seconds(groups: Sequence[_Group], hidden_size: int) -> float:
     share = min(SAMPLE_BYTES / max(sum(sizes.values()), 1), 1.0)
     sample: list[tuple[list[_core.PackedLinear], float]] = []  # with how much more the model has
     for group in groups:
-        outputs = max(group.numbers // group.count // inputs, 1)
+        outputs = max(int(group.numbers / group.count) // inputs, 1)
         num_measured = max(round(group.count * share), 1)
         # A head is much larger than other layers: there are pieces of at most a sample's size.
         outputs = min(outputs, max(int(SAMPLE_BYTES / max(_num_bytes(group, 1, inputs), 1)), 1))

@@ -407,6 +407,7 @@ def _check(model: CausalLM, folder: Path, sources: dict[str, StoredTensor], shap
     ]
     if not problems:
         return
+    problems = list(dict.fromkeys(problems))  # what a file stores as one tensor may be several of the model's
     more = f"; and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""
     raise ModelLoadError(
         f"{folder}: the weights do not match the {type(model).__name__} that {_description(folder)} describes: "

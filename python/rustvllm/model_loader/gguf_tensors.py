@@ -24,6 +24,10 @@ _ROTARY: Final[Mapping[str, str]] = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
 _GEMMA: Final[Mapping[str, str]] = {
     **_ROTARY,
@@ -48,6 +52,7 @@ _LAYERS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "phi3": ("model.layers", {**_ROTARY, "ffn_up": "mlp.gate_up_proj"}),
     "qwen2": ("model.layers", _ROTARY),
     "qwen3": ("model.layers", _ROTARY),
+    "qwen3moe": ("model.layers", _ROTARY),
 }
 _AROUND: Final[Mapping[str, str]] = {
     "token_embd": "model.embed_tokens",
@@ -65,6 +70,12 @@ _OF_THE_CONFIGURATION: Final = ("rope_freqs.weight", "rope_factors_long.weight",
 _PREFIX: Final = "model."
 """Of a checkpoint's names, which the models here are without."""
 _BLOCK: Final = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+_STACK: Final = re.compile(r"blk\.\d+\.ffn_(?:gate|up|down)_exps\.weight")
+"""The maps of all experts of a layer, one after the other: ``[experts, outputs, inputs]``."""
+_ONE_EXPERT: Final = re.compile(r"(ffn_(?:gate|up|down))\.(\d+)")
+"""The map of one expert, in files that older converters wrote."""
+_EXPERTS: Final = ".experts."
+_EXPERT_NUMBER: Final = re.compile(r"\.experts\.\d+\.")
 
 
 def read_gguf_headers(path: Path) -> dict[str, StoredTensor]:
@@ -81,6 +92,9 @@ def read_gguf_headers(path: Path) -> dict[str, StoredTensor]:
     paths = file.header.paths
     for name, kind, shape, part, offset, nbytes in file.header.tensors():
         if name in _OF_THE_CONFIGURATION:
+            continue
+        if _STACK.fullmatch(name) is not None:
+            tensors |= _expert_tensors(path, paths[part], name, kind, shape, offset, nbytes, file.architecture)
             continue
         if kind not in FLOAT_TYPES and len(shape) != 2:
             raise ModelLoadError(
@@ -102,11 +116,29 @@ def read_gguf_headers(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def _expert_tensors(
+    path: Path, part: Path, name: str, kind: str, shape: list[int], offset: int, nbytes: int, architecture: str
+) -> dict[str, StoredTensor]:
+    """The map of each expert, as it lies in the tensor of all."""
+    if len(shape) != 3:
+        raise ModelLoadError(f"{path}: the tensor {name!r} has the shape {shape}, but must have 3 dimensions")
+    each = nbytes // shape[0]
+    module, _, weight = _checkpoint_name(name, architecture).partition(_EXPERTS)
+    names = [f"{module}{_EXPERTS}{number}.{weight}" for number in range(shape[0])]
+    return {
+        own: StoredTensor(part, own, tuple(shape[1:]), kind, offset + number * each, each)
+        for number, own in enumerate(names)
+    }
+
+
 def _checkpoint_name(name: str, architecture: str) -> str:
     """The name in a checkpoint; one that is not known stays, and is refused with what does not fit the model."""
     prefix, modules = _LAYERS.get(architecture, ("", {}))
     if (match := _BLOCK.fullmatch(name)) is not None:
         layer, module, kind = match.groups()
+        if (expert := _ONE_EXPERT.fullmatch(module)) is not None and f"{expert[1]}_exps" in modules:
+            module, _, own = modules[f"{expert[1]}_exps"].partition(_EXPERTS)
+            return f"{prefix}.{layer}.{module}{_EXPERTS}{expert[2]}.{own}.{kind}"
         return f"{prefix}.{layer}.{modules[module]}.{kind}" if module in modules else name
     stem, _, kind = name.rpartition(".")
     around = _AROUND_GPT2 if architecture == "gpt2" else _AROUND
@@ -122,7 +154,7 @@ def file_name(name: str, architecture: str) -> str:
         if stem in (theirs, theirs.removeprefix(_PREFIX)):
             return f"{ours}.{kind}"
     layers = prefix.removeprefix(_PREFIX) + "."
-    bare = stem.removeprefix(_PREFIX)
+    bare = _EXPERT_NUMBER.sub(_EXPERTS, stem.removeprefix(_PREFIX))
     layer, _, module = bare.removeprefix(layers).partition(".")
     found = next((ours for ours, theirs in modules.items() if theirs == module), None)
     return f"blk.{layer}.{found}.{kind}" if found is not None and bare.startswith(layers) else name

@@ -63,7 +63,11 @@ def test_metadata_becomes_a_configuration(tmp_path):
             "1 tensors (token_embd.weight, …) have the type IQ4_XS, which is not supported; supported: F32",
         ),
         ({"kind": "TQ1_0"}, "TQ1_0"),
-        ({"values": {**BASE, "expert_count": 8}}, "a mixture-of-experts model"),
+        (
+            {"arch": "qwen2", "values": {**BASE, "expert_count": 8}},
+            "a mixture-of-experts model (qwen2.expert_count) of the architecture 'qwen2', which rustvllm does not",
+        ),
+        ({"values": {**BASE, "expert_count": 8}}, "llama.expert_used_count must be a positive number, got None"),
         ({"values": {**BASE, "attention.value_length": 4}}, "keys have 8 features, but values have 4"),
         (
             {"values": {k: v for k, v in BASE.items() if k != "block_count"}},

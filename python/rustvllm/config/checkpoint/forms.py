@@ -19,9 +19,12 @@ MAX_HEADER_BYTES: Final = 256 << 20
 _LENGTH_BYTES: Final = 8
 _EMBEDDINGS: Final = ("token_embd.weight", "embed_tokens.weight", "wte.weight", "embed_in.weight")
 _FUSED: Final = re.compile(
-    r"(blk\.\d+\.|.*layers\.\d+\.\w+\.)(?:(attn_[qkv]|[qkv]_proj)|ffn_gate|ffn_up|gate_proj|up_proj)\.weight"
+    r"(blk\.\d+\.|.*layers\.\d+\.(?:\w+\.)+)"
+    r"(?:(attn_[qkv]|[qkv]_proj)|ffn_gate|ffn_up|ffn_gate_exps|ffn_up_exps|gate_proj|up_proj|w1|w3)\.weight"
 )
 """Maps of checkpoints that are one layer here."""
+_EXPERT: Final = re.compile(r"(?:.*\.experts\.\d+\..*|blk\.\d+\.ffn_\w+_exps)\.weight")
+"""Maps of experts, of one or of all of a layer."""
 _HEADS: Final = ("output.weight", "lm_head.weight")
 _POSITIONS: Final = ("position_embd.weight", "wpe.weight", "embed_positions.weight")
 _WORD_BITS: Final = 32
@@ -91,6 +94,7 @@ class KeptLayer:
         item_bytes: Of a number in floating point.
         is_read: Whether every token reads all of it: an embedding that is not the head is looked up in.
         stored_bytes: What it takes, if it stays as it is stored: such an embedding in blocks does.
+        chosen_share: The share that a token reads, if it does: of experts it reads those that are chosen for it.
     """
 
     num_parameters: int
@@ -98,6 +102,7 @@ class KeptLayer:
     item_bytes: int
     is_read: bool
     stored_bytes: int | None = None
+    chosen_share: float = 1.0
 
     @property
     def num_bytes(self) -> int:
@@ -109,7 +114,9 @@ class KeptLayer:
         return self.form.num_bytes(1, self.num_parameters)  # rows are whole groups
 
 
-def kept_layers(forms: Sequence[StoredForm], item_bytes: int, *, round_activations: bool = True) -> list[KeptLayer]:
+def kept_layers(
+    forms: Sequence[StoredForm], item_bytes: int, *, round_activations: bool = True, chosen_share: float = 1.0
+) -> list[KeptLayer]:
     """What the weights become on the CPU.
 
     Whole numbers with scales stay as they are, if all that one layer is fused of is such, and so do layers and
@@ -119,6 +126,7 @@ def kept_layers(forms: Sequence[StoredForm], item_bytes: int, *, round_activatio
         forms: Of the checkpoint.
         item_bytes: Of a number in the model's type.
         round_activations: Whether activations are rounded to 8 bits where that can be.
+        chosen_share: The share of a layer's experts that compute a token.
     """
     is_tied = not any(form.name in _HEADS for form in forms)
     layers: dict[str, list[StoredForm]] = {}
@@ -135,7 +143,9 @@ def kept_layers(forms: Sequence[StoredForm], item_bytes: int, *, round_activatio
             common = common.as_multiplied(count, round_activations=round_activations)
         stays = is_looked_up and parts[0].kind in WHOLE_TYPES
         stored = sum(part.num_bytes for part in parts) if stays else None
-        kept.append(KeptLayer(count, common, _NARROW_BYTES if is_narrow else item_bytes, not is_looked_up, stored))
+        share = chosen_share if _EXPERT.fullmatch(parts[0].name) else 1.0
+        item = _NARROW_BYTES if is_narrow else item_bytes
+        kept.append(KeptLayer(count, common, item, not is_looked_up, stored, share))
     return kept
 
 

@@ -22,6 +22,8 @@ _END_NAMES: Final = frozenset(
 )
 """Control tokens that end a turn in addition to the file's eos, because converters store only one token."""
 _CONTROL: Final = 3
+_MIXTURES: Final = {"MixtralForCausalLM": "llama", "Qwen3MoeForCausalLM": "qwen3moe"}
+"""Architectures with experts, and what files call them."""
 _WIDEST_GEMMA: Final = {"gemma2": 46, "gemma3": 62}
 """Layers of the one size whose attention is scaled by its width over its heads; the file does not say how."""
 
@@ -80,10 +82,11 @@ def _dtype(file: GgufFile) -> str:
 def _common(file: GgufFile, architecture: str) -> dict[str, Any]:
     """What all families have."""
     prefix = file.architecture
-    if file.integer(f"{prefix}.expert_count", 0):
+    if file.integer(f"{prefix}.expert_count", 0) and architecture not in _MIXTURES:
         raise ModelLoadError(
-            f"{file.path} is a mixture-of-experts model ({prefix}.expert_count), which rustvllm does not support as "
-            "GGUF. Use the model's safetensors files"
+            f"{file.path} is a mixture-of-experts model ({prefix}.expert_count) of the architecture {prefix!r}, which "
+            f"rustvllm does not support as GGUF; with experts it supports {', '.join(sorted(_MIXTURES.values()))}. Use "
+            "the model's safetensors files"
         )
     config: dict[str, Any] = {
         "architectures": [architecture],
@@ -176,7 +179,37 @@ def _rope_scaling(file: GgufFile, config: dict[str, Any]) -> dict[str, Any] | No
     return scaling
 
 
+def _experts(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
+    """What all families with experts have besides; llama.cpp knows none of them whose weights are not normed."""
+    prefix = file.architecture
+    is_normed = file.header.get(f"{prefix}.expert_weights_norm")
+    return config | {
+        "num_local_experts": _needed(file, "expert_count"),
+        "num_experts_per_tok": _needed(file, "expert_used_count"),
+        "norm_topk_prob": is_normed if isinstance(is_normed, bool) else True,
+    }
+
+
+def _mixtral(file: GgufFile) -> dict[str, Any]:
+    config = _experts(file, _rotary(file, "MixtralForCausalLM")) | {"model_type": "mixtral"}
+    if not config.pop("norm_topk_prob"):
+        raise ModelLoadError(f"{file.path}: llama.expert_weights_norm is false, which is not supported")
+    return config
+
+
+def _qwen3_moe(file: GgufFile) -> dict[str, Any]:
+    config = _experts(file, _rotary(file, "Qwen3MoeForCausalLM")) | {"model_type": "qwen3_moe"}
+    names = {name for name, *_ in file.header.tensors()}
+    layers = range(config["num_hidden_layers"])
+    config["mlp_only_layers"] = [layer for layer in layers if f"blk.{layer}.ffn_gate_inp.weight" not in names]
+    config["moe_intermediate_size"] = _needed(file, "expert_feed_forward_length")
+    config["attention_bias"] = "blk.0.attn_q.bias" in names
+    return config
+
+
 def _llama(file: GgufFile) -> dict[str, Any]:
+    if file.integer("llama.expert_count", 0):
+        return _mixtral(file)
     config = _rotary(file, "LlamaForCausalLM")
     names = {name for name, *_ in file.header.tensors()}
     config["attention_bias"] = "blk.0.attn_q.bias" in names
@@ -252,4 +285,5 @@ _ARCHITECTURES: Final[Mapping[str, Callable[[GgufFile], dict[str, Any]]]] = {
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen3moe": _qwen3_moe,
 }
