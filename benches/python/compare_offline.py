@@ -35,7 +35,13 @@ from typing import Any, Self
 from bench_report import new_report, publish
 from cpu_ceilings import machine_rates, model_ceilings
 from lora_folders import write_adapters
-from tiny_checkpoint import write_gpt2_small, write_llama_160m, write_qwen3_0_6b, write_qwen3_1_7b
+from tiny_checkpoint import (
+    write_gpt2_small,
+    write_llama_160m,
+    write_qwen3_0_6b,
+    write_qwen3_1_7b,
+    write_qwen3_moe_0_5b,
+)
 
 ENGINES = Path(__file__).parent / "engines"
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
@@ -44,6 +50,7 @@ SHAPES = {
     "llama-160m": (write_llama_160m, DATA / "slm4096-gpt2/hf"),
     "qwen3-0.6b": (write_qwen3_0_6b, DATA / "slm4096-gpt2/hf"),
     "qwen3-1.7b": (write_qwen3_1_7b, DATA / "slm4096-gpt2/hf"),
+    "qwen3-moe-0.5b": (write_qwen3_moe_0_5b, DATA / "slm4096-gpt2/hf"),
 }
 INPUT_LEN = OUTPUT_LEN = 128
 PROMPTS_ALONE = 3

@@ -41,7 +41,7 @@ def model_ceilings(
     """The shortest times and the most tokens per second of a model, computed from its weights alone.
 
     Args:
-        config: The configuration of a GPT-2, a Llama or a Qwen3.
+        config: The configuration of a GPT-2, a Llama, a Qwen3 or one with experts.
         weights: f32, bf16, or a quantization such as ``int8`` or ``int4-g32``.
         rates: The result of ``machine_rates``.
         load: Prompts of the batch, tokens of a prompt, and tokens generated after each.
@@ -54,12 +54,14 @@ def model_ceilings(
     if not operations:
         return {}
     blocks, head = num_weights(config)
+    expert, num_experts, num_chosen = expert_weights(config)
     scale = SCALE_BYTES / int(group) if group else 0.0
-    num_bytes = (blocks + head) * (BYTES[name] + scale)
     num_prompts, input_len, output_len = load
 
     def step(rows: int, heads: int) -> float:
-        return max(num_bytes / rates["bytes_read"], 2 * (rows * blocks + heads * head) / operations)
+        read = blocks + head + expert * min(num_experts, rows * num_chosen)
+        multiplied = rows * (blocks + expert * num_chosen) + heads * head
+        return max(read * (BYTES[name] + scale) / rates["bytes_read"], 2 * multiplied / operations)
 
     ceilings = {"ms_per_token": 1e3 * step(1, 1), "prefill_ms": 1e3 * step(input_len, 1)}
     if num_prompts:
@@ -69,7 +71,7 @@ def model_ceilings(
 
 
 def num_weights(config: Mapping[str, Any]) -> tuple[int, int]:
-    """The number of weights in the dense layers of all blocks, and in the head."""
+    """The number of weights in the dense layers of all blocks, without experts, and in the head."""
     if config["model_type"] == "gpt2":
         width = config["n_embd"]
         inner = config.get("n_inner") or 4 * width
@@ -77,7 +79,13 @@ def num_weights(config: Mapping[str, Any]) -> tuple[int, int]:
     width = config["hidden_size"]
     heads, kv_heads, head_dim = (config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     attention = width * head_dim * (2 * heads + 2 * kv_heads)
-    return (
-        config["num_hidden_layers"] * (attention + 3 * width * config["intermediate_size"]),
-        config["vocab_size"] * width,
-    )
+    mlp = width * config["num_experts"] if "num_experts" in config else 3 * width * config["intermediate_size"]
+    return config["num_hidden_layers"] * (attention + mlp), config["vocab_size"] * width
+
+
+def expert_weights(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The number of weights in an expert of all blocks; how many experts a block has, and how many a token has."""
+    if "num_experts" not in config:
+        return 0, 0, 0
+    size = 3 * config["hidden_size"] * config["moe_intermediate_size"]
+    return config["num_hidden_layers"] * size, config["num_experts"], config["num_experts_per_tok"]

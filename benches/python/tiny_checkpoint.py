@@ -91,11 +91,41 @@ def _write_qwen3(folder: Path, tokenizer: Path, *, hidden_size: int, intermediat
     return write_llama(folder, shape, family="qwen3")
 
 
+def write_qwen3_moe_0_5b(folder: Path, tokenizer: Path) -> Path:
+    """Write a Qwen3 with experts and 518 million parameters in float32: 12 layers of 1,024 with 32 experts of 384.
+
+    A token has 8 of the experts of each layer.
+
+    Args:
+        folder: The folder to make, with parents.
+        tokenizer: A folder with a tokenizer.json of at most as many ids.
+    """
+    copy_tokenizer(tokenizer, folder)
+    shape = {
+        "vocab_size": 32_000,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "moe_intermediate_size": 384,
+        "num_experts": 32,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "max_position_embeddings": 1024,
+    }
+    return write_llama(folder, shape, "qwen3_moe")
+
+
 def write_llama(folder: Path, shape: dict[str, int], family: str = "llama") -> Path:
-    """Write a Llama of any shape, given by its configuration's names; a ``qwen3`` norms its heads and ties its head."""
-    is_qwen = family == "qwen3"
+    """Write a Llama of any shape, given by its configuration's names.
+
+    A ``qwen3`` norms its heads and ties its head; a ``qwen3_moe`` has experts besides.
+    """
+    is_qwen = family != "llama"
+    class_name = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}[family]
     config: dict[str, Any] = shape | {
-        "architectures": ["Qwen3ForCausalLM" if is_qwen else "LlamaForCausalLM"],
+        "architectures": [class_name],
         "model_type": family,
         "rms_norm_eps": 1e-6 if is_qwen else 1e-5,
         "rope_theta": 1e6 if is_qwen else 10000.0,
@@ -105,6 +135,8 @@ def write_llama(folder: Path, shape: dict[str, int], family: str = "llama") -> P
         "eos_token_id": None,
         "torch_dtype": "float32",
     }
+    if family == "qwen3_moe":
+        config["norm_topk_prob"] = True
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     random = np.random.default_rng(0)
     hidden_size, intermediate_size = shape["hidden_size"], shape["intermediate_size"]
@@ -129,8 +161,13 @@ def write_llama(folder: Path, shape: dict[str, int], family: str = "llama") -> P
             if is_qwen and part != "v":
                 weights[f"{name}.self_attn.{part}_norm.weight"] = np.ones(shape["head_dim"], np.float32)
         weights[f"{name}.self_attn.o_proj.weight"] = matrix(hidden_size, queries)
-        weights |= {f"{name}.mlp.{part}_proj.weight": matrix(intermediate_size, hidden_size) for part in ("gate", "up")}
-        weights[f"{name}.mlp.down_proj.weight"] = matrix(hidden_size, intermediate_size)
+        mlps = {f"{name}.mlp": intermediate_size}
+        if family == "qwen3_moe":
+            weights[f"{name}.mlp.gate.weight"] = matrix(shape["num_experts"], hidden_size)
+            mlps = {f"{name}.mlp.experts.{i}": shape["moe_intermediate_size"] for i in range(shape["num_experts"])}
+        for mlp, size in mlps.items():
+            weights |= {f"{mlp}.{part}_proj.weight": matrix(size, hidden_size) for part in ("gate", "up")}
+            weights[f"{mlp}.down_proj.weight"] = matrix(hidden_size, size)
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{name}.{norm}.weight"] = np.ones(hidden_size, np.float32)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""Writes a GPT-2, Llama or Qwen3 checkpoint as GGUF, in float32 and quantized by llama.cpp, to compare with it.
+"""Writes a GPT-2, Llama, Qwen3 or Qwen3-MoE checkpoint as GGUF, in float32 and quantized by llama.cpp.
 
     lcpp/bin/python benches/python/engines/gguf_of.py gpt2-small out           # out-f32.gguf, out-q8_0.gguf
     lcpp/bin/python benches/python/engines/gguf_of.py llama-160m out bf16 q8_0 q4_k_m
@@ -56,8 +56,8 @@ def write(folder: Path, target: str) -> None:
         name.removeprefix("transformer.").removeprefix("model."): w
         for name, w in load_file(folder / "model.safetensors").items()
     }
-    is_llama = config["model_type"] in ("llama", "qwen3")
-    writer = gguf.GGUFWriter(target, config["model_type"])
+    is_llama = config["model_type"] in ("llama", "qwen3", "qwen3_moe")
+    writer = gguf.GGUFWriter(target, config["model_type"].replace("_", ""))
     add_tokenizer(writer, folder, config)
     tensors = llama_tensors(writer, config, weights) if is_llama else gpt2_tensors(writer, config, weights)
     for name, weight in tensors.items():
@@ -94,7 +94,7 @@ def llama_tensors(writer: Any, config: dict[str, Any], weights: dict[str, Any]) 
     """A Llama's tensors by llama.cpp's names; llama.cpp interleaves the two halves of each query and key head. A Qwen3
     keeps their order, and norms its heads.
     """
-    is_qwen = config["model_type"] == "qwen3"
+    is_qwen, has_experts = config["model_type"] != "llama", "num_experts" in config
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -108,6 +108,10 @@ def llama_tensors(writer: Any, config: dict[str, Any], weights: dict[str, Any]) 
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
+    if has_experts:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     tensors = {
         "token_embd.weight": weights["embed_tokens.weight"],
         "output_norm.weight": weights["norm.weight"],
@@ -116,11 +120,18 @@ def llama_tensors(writer: Any, config: dict[str, Any], weights: dict[str, Any]) 
         tensors["output.weight"] = weights["lm_head.weight"]
     for layer in range(config["num_hidden_layers"]):
         for theirs, ours in LLAMA_PARTS.items():
+            if has_experts and theirs.startswith("ffn_") and theirs != "ffn_norm":
+                part = ours.removeprefix("mlp.")
+                names = [f"layers.{layer}.mlp.experts.{i}.{part}.weight" for i in range(config["num_experts"])]
+                tensors[f"blk.{layer}.{theirs}_exps.weight"] = np.stack([weights[name] for name in names])
+                continue
             weight = weights[f"layers.{layer}.{ours}.weight"]
             if theirs in heads and not is_qwen:
                 halves = weight.reshape(heads[theirs], 2, config["head_dim"] // 2, -1)
                 weight = halves.swapaxes(1, 2).reshape(weight.shape)
             tensors[f"blk.{layer}.{theirs}.weight"] = weight
+        if has_experts:
+            tensors[f"blk.{layer}.ffn_gate_inp.weight"] = weights[f"layers.{layer}.mlp.gate.weight"]
         for part in "qk" if is_qwen else "":
             norm = weights[f"layers.{layer}.self_attn.{part}_norm.weight"]
             tensors[f"blk.{layer}.attn_{part}_norm.weight"] = norm
