@@ -159,6 +159,7 @@ def test_parameters_travel_once_with_a_new_row() -> None:
     ints = dict(zip(_core.SAMPLING_INT_COLUMNS, arrays["sampling_int"][0].tolist(), strict=True))
     assert ints == {
         "beam_width": 0,
+        "pooling": 0,
         "top_k": 3,
         "seed": 2**62,
         "min_tokens": 2,

@@ -4,5 +4,6 @@ pub(crate) mod grammar;
 pub(crate) mod logprobs;
 pub(crate) mod metrics;
 pub(crate) mod outputs;
+pub(crate) mod pooled;
 pub(crate) mod prompt_logprobs;
 pub(crate) mod request;

@@ -1,7 +1,8 @@
 //! The messages and their encoding. Kinds below 0x80 are sent to the engine, the others by the engine.
 
 use scheduler::{
-    AddRequestError, EngineCoreOutput, MetricsSnapshot, NewRequest, PromptLogprobs, RequestKey, TokenLogprobs,
+    AddRequestError, EngineCoreOutput, MetricsSnapshot, NewRequest, PooledVector, PromptLogprobs, RequestKey,
+    TokenLogprobs,
 };
 
 use crate::{
@@ -39,6 +40,7 @@ pub(crate) mod kind {
     pub(crate) const PROMPT_LOGPROBS: u8 = 0x8B;
     pub(crate) const METRICS: u8 = 0x8C;
     pub(crate) const REPLY: u8 = 0x8D;
+    pub(crate) const POOLED: u8 = 0x8E;
 }
 
 /// The counter of `Stats` that concerns the asking client alone: requests that it has submitted and that have not
@@ -119,6 +121,8 @@ pub enum EngineMessage {
     Logprobs(Vec<TokenLogprobs>),
     /// Log-probabilities of prompts; the first tokens of these requests come later.
     PromptLogprobs(Vec<PromptLogprobs>),
+    /// Vectors of requests that end with one; it comes before the `Outputs` that end them.
+    Pooled(Vec<PooledVector>),
     /// Counters.
     Stats {
         /// The id of the query.
@@ -244,6 +248,11 @@ impl EngineMessage {
                     codec::prompt_logprobs::encode_record(logprobs, 0..logprobs.ranks.len(), body);
                 }
             }),
+            Self::Pooled(all) => write_frame(buffer, kind::POOLED, |body| {
+                for vector in all {
+                    codec::pooled::encode_record(vector, body);
+                }
+            }),
             Self::Stats { id, entries } => write_frame(buffer, kind::STATS, |body| {
                 let mut body = Writer(body);
                 body.u64(*id);
@@ -299,6 +308,7 @@ impl EngineMessage {
             kind::PROMPT_LOGPROBS => {
                 return Ok(Self::PromptLogprobs(codec::prompt_logprobs::decode(body, client_index)?));
             }
+            kind::POOLED => return Ok(Self::Pooled(codec::pooled::decode(body, client_index)?)),
             kind::REJECTED => Self::Rejected(read_refusal(&mut reader)?),
             kind::REFUSED => {
                 Self::Refused { keys: read_keys(&mut reader)?, error: read_add_error(&mut reader)? }

@@ -23,7 +23,7 @@ fn extras_are_sent_once_for_all_samples() {
     let bytes = frame(&ClientMessage::AddRequests(vec![request(1)]));
     let message = ClientMessage::AddRequests((1..=100).map(request).collect());
     let all_bytes = frame(&message);
-    assert!(all_bytes.len() < bytes.len() + 99 * 120, "{} bytes", all_bytes.len());
+    assert!(all_bytes.len() < bytes.len() + 99 * 128, "{} bytes", all_bytes.len());
     let decoded =
         ClientMessage::decode(all_bytes[4], &all_bytes[HEADER_BYTES..], 100).expect("it was encoded");
     let ClientMessage::AddRequests(decoded) = decoded else { panic!("{decoded:?}") };

@@ -6,9 +6,9 @@ use ipc::{
     Challenge, ClientMessage, EngineFacts, EngineMessage, HEADER_BYTES, Hello, Refusal, Welcome, key_of,
 };
 use scheduler::{
-    AddRequestError, EngineCoreOutput, FinishReason, NewRequest, Payer, PredictedDrafts, PromptLogprobs,
-    PromptTokens, RepetitionDetection, RequestError, RequestKey, RequestLimits, SamplingExtras,
-    SamplingParams, TokenList, TokenLogprobs,
+    AddRequestError, EngineCoreOutput, FinishReason, NewRequest, Payer, PooledVector, PredictedDrafts,
+    PromptLogprobs, PromptTokens, RepetitionDetection, RequestError, RequestKey, RequestLimits,
+    SamplingExtras, SamplingParams, TokenList, TokenLogprobs,
 };
 
 const CLIENT: u32 = 0x00ab_cdef;
@@ -76,9 +76,9 @@ fn the_bytes_of_a_clients_frames_are_these() {
         ),
         (
             ClientMessage::AddRequests(vec![request]),
-            "15010000 02 01000000 380f 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
+            "1d010000 02 01000000 380f 0201000000000000 02000000 6162 feffffff 0403000000000000 10000000 00000000 01000000 05000000 \
              0000803f 0000803f 00000000 00000000 00000000 00000000 0000803f 0000803f 0000000000000000 0000000000000000 ffffffffffffffff ffffffffffffffff \
-             0000000000000000 0000000000000000 02000000 04000000 14000000 03000000 0900000000000000 \
+             0000000000000000 0000000000000000 0000000000000000 02000000 04000000 14000000 03000000 0900000000000000 \
              0605000000000000 0700000000000000 03000000 \
              01000000 07000000 0000003f 01000000 09000000 01000000 02000000 03000000 04000000 01000000 08000000 \
              01 03000000 01 01000000 02000000 06000000 ffffffff 01 02000000 7b7d \
@@ -221,6 +221,10 @@ fn the_bytes_of_an_engines_log_probabilities_are_these() {
             "3c000000 8b 0700000000000000 01000000 02000000 02000000 \
              01000000 2a000000 000080bf 03000000 000000bf 04000000 08000000 000000c0 ffffffff 00000000"
                 .to_owned(),
+        ),
+        (
+            EngineMessage::Pooled(vec![PooledVector { key: key_of(CLIENT, 7), values: [1.0, -0.5].into() }]),
+            "14000000 8e 0700000000000000 02000000 0000803f 000000bf".to_owned(),
         ),
     ];
     for (message, expected) in &frames {

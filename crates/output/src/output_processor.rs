@@ -17,8 +17,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use scheduler::{
-    AddRequestError, EngineCoreOutput, FinishReason, PredictedDrafts, PromptLogprobs, RequestError,
-    RequestKey, TokenLogprobs,
+    AddRequestError, EngineCoreOutput, FinishReason, PooledVector, PredictedDrafts, PromptLogprobs,
+    RequestError, RequestKey, TokenLogprobs,
 };
 
 use crate::delivery::{Delivery, EventBatch};
@@ -110,6 +110,8 @@ pub struct RequestDelta {
     pub new_logprobs: Vec<PositionLogprobs>,
     /// The log-probabilities of prompt positions, in order; the last ones come with the first token.
     pub new_prompt_logprobs: Vec<PromptLogprobs>,
+    /// The vector of its prompt, if the request ends with one.
+    pub pooled: Option<Box<[f32]>>,
     /// Number of tool calls in an answer that is [parsed](Delivery::Turn); set at its end.
     pub num_calls: u32,
     /// Set on the last delta.
@@ -167,6 +169,7 @@ impl RequestDelta {
             new_token_ids: Vec::new(),
             new_logprobs: Vec::new(),
             new_prompt_logprobs: Vec::new(),
+            pooled: None,
             num_calls: 0,
             finish_reason: None,
             stop_reason: None,
@@ -280,6 +283,13 @@ impl OutputProcessor {
         let request = self.requests.get_mut(&logprobs.key);
         if let Some(request) = request.filter(|request| request.wants_prompt_logprobs) {
             request.delta.new_prompt_logprobs.push(logprobs);
+        }
+    }
+
+    /// Add the vector of a request, whose last record arrives later and goes out with it.
+    pub fn add_pooled(&mut self, vector: PooledVector) {
+        if let Some(request) = self.requests.get_mut(&vector.key) {
+            request.delta.pooled = Some(vector.values);
         }
     }
 

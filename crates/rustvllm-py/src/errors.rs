@@ -85,6 +85,7 @@ pub(crate) fn scheduler_error(error: &SchedulerError) -> PyErr {
         SchedulerError::WrongRows { .. }
         | SchedulerError::WrongLogprobs { .. }
         | SchedulerError::WrongPromptLogprobs { .. }
+        | SchedulerError::WrongPooledRows { .. }
         | SchedulerError::WrongStep { .. }
         | SchedulerError::NotTheNewestStep { .. }
         | SchedulerError::OutdatedOutput { .. }

@@ -10,8 +10,8 @@ use std::{
 };
 
 use ::scheduler::{
-    EngineCoreOutput, EngineHandle as SharedHandle, ExtraKeys, FinishReason, PromptLogprobs, RequestKey,
-    TokenLogprobs, egress::Consumer,
+    EngineCoreOutput, EngineHandle as SharedHandle, ExtraKeys, FinishReason, PooledVector, PromptLogprobs,
+    RequestKey, TokenLogprobs, egress::Consumer,
 };
 use ipc::Notifier;
 use pyo3::{
@@ -36,6 +36,8 @@ pub(crate) enum Emitted {
     Logprobs(TokenLogprobs),
     /// Log-probabilities of places of a prompt.
     PromptLogprobs(PromptLogprobs),
+    /// The vector of a request that ends.
+    Pooled(PooledVector),
 }
 
 /// The shared side of the scheduler and the output side's end of its egress.
@@ -69,6 +71,7 @@ impl EngineHandle {
         consumer.look();
         consumer.take_logprobs(|logprobs| receive(Emitted::Logprobs(logprobs)));
         consumer.take_prompt_logprobs(|logprobs| receive(Emitted::PromptLogprobs(logprobs)));
+        consumer.take_pooled(|vector| receive(Emitted::Pooled(vector)));
         consumer.drain_seen(|output| receive(Emitted::Output(output)));
         drop(guard);
         // There is room again: the parked scheduler hands over what it kept back. The count was stored before

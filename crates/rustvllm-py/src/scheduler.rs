@@ -13,8 +13,8 @@ use std::{
 };
 
 use ::scheduler::{
-    ExtraKeys, LogprobRows, PauseState, PromptLogprobRows, RequestStatus, Scheduler, SchedulerConfig,
-    SchedulerOutput, StepBuffers, StepRows, StepView, TokenRows, monotonic_ns,
+    ExtraKeys, LogprobRows, PauseState, PooledRows, PromptLogprobRows, RequestStatus, Scheduler,
+    SchedulerConfig, SchedulerOutput, StepBuffers, StepRows, StepView, TokenRows, monotonic_ns,
 };
 use pyo3::{
     exceptions::PyValueError,
@@ -27,7 +27,7 @@ use crate::{
     handle::{Emitted, EngineHandle},
     request::{sampling_extras::PySamplingExtras, token_ids::token_ids},
     scheduler::{
-        buffers::{RegisteredViews, copy_rows, register_set},
+        buffers::{RegisteredViews, copy_rows, copy_vectors, register_set},
         config::PySchedulerConfig,
         inspection::{PyRequestSummary, event_dict, first_ids, output_dict, request_dict, request_summary},
         logprobs::{CopiedLogprobs, CopiedPromptLogprobs, LogprobArrays, PromptLogprobArrays},
@@ -230,7 +230,7 @@ impl PyScheduler {
         Ok(output.map(|inner| PySchedulerOutput::new(inner, slf, view_of_step)))
     }
 
-    #[pyo3(signature = (scheduler_output, sampled_token_ids, draft_token_ids=None, logprobs=None, prompt_logprobs=None))]
+    #[pyo3(signature = (scheduler_output, sampled_token_ids, draft_token_ids=None, logprobs=None, prompt_logprobs=None, pooled=None))]
     fn update_from_output(
         slf: &Bound<'_, Self>,
         scheduler_output: &PySchedulerOutput,
@@ -238,6 +238,7 @@ impl PyScheduler {
         draft_token_ids: Option<&Bound<'_, PyAny>>,
         logprobs: Option<LogprobArrays<'_>>,
         prompt_logprobs: Option<PromptLogprobArrays<'_>>,
+        pooled: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<usize> {
         scheduler_output.check_origin(slf)?;
         let this = &mut *slf.try_borrow_mut()?;
@@ -250,6 +251,8 @@ impl PyScheduler {
         let drafts = TokenRows { token_ids: &this.drafts, num_columns: num_draft_columns };
         let logprobs = logprobs.map(CopiedLogprobs::new).transpose()?;
         let prompt_logprobs = prompt_logprobs.map(CopiedPromptLogprobs::new).transpose()?;
+        let pooled = pooled.map(copy_vectors).transpose()?;
+        let (values, width) = pooled.as_ref().map_or((&[][..], 0), |(values, width)| (&values[..], *width));
         let rows = StepRows {
             sampled,
             drafts,
@@ -257,6 +260,7 @@ impl PyScheduler {
             prompt_logprobs: prompt_logprobs
                 .as_ref()
                 .map_or(PromptLogprobRows::NONE, CopiedPromptLogprobs::rows),
+            pooled: PooledRows { values, width },
         };
         let finished = this
             .inner

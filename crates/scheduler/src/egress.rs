@@ -17,7 +17,7 @@ pub(crate) mod outgoing;
 use std::mem::MaybeUninit;
 
 use crate::{
-    Inbox, PromptLogprobs, TokenLogprobs,
+    Inbox, PooledVector, PromptLogprobs, TokenLogprobs,
     output::{EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, RequestKey},
     sync::{AtomicUsize, Ordering, UnsafeCell},
 };
@@ -64,6 +64,8 @@ pub struct Egress {
     logprobs: Inbox<TokenLogprobs>,
     /// Likewise, for prompts.
     prompt_logprobs: Inbox<PromptLogprobs>,
+    /// Likewise, of requests that end with a vector.
+    pooled: Inbox<PooledVector>,
 }
 
 // SAFETY: a place is written only by the producer while it lies in [tail, head + capacity) and read only
@@ -83,6 +85,7 @@ impl Egress {
             head: Padded(AtomicUsize::new(0)),
             logprobs: Inbox::new(),
             prompt_logprobs: Inbox::new(),
+            pooled: Inbox::new(),
         }
     }
 
@@ -173,6 +176,11 @@ impl Producer {
         self.egress.prompt_logprobs.push(logprobs);
     }
 
+    /// Add the vector of a request; call this before its last record is pushed.
+    pub fn push_pooled(&mut self, vector: PooledVector) {
+        self.egress.pooled.push(vector);
+    }
+
     /// A writer for decode tokens that were all made at one time, for as many as there is room.
     pub(crate) fn decodes(&mut self, timestamp_ns: u64) -> Decodes<'_> {
         if self.has_room() {
@@ -232,11 +240,12 @@ impl Decodes<'_> {
 }
 
 impl Consumer {
-    /// Consume everything published, oldest first; log-probabilities are dropped.
+    /// Consume everything published, oldest first; log-probabilities and vectors are dropped.
     pub fn drain(&mut self, receive: impl FnMut(EngineCoreOutput)) {
         self.look();
         self.take_logprobs(drop);
         self.take_prompt_logprobs(drop);
+        self.take_pooled(drop);
         self.drain_seen(receive);
     }
 
@@ -257,6 +266,13 @@ impl Consumer {
     pub fn take_prompt_logprobs(&mut self, receive: impl FnMut(PromptLogprobs)) {
         if !self.egress.prompt_logprobs.is_empty() {
             self.egress.prompt_logprobs.take(receive);
+        }
+    }
+
+    /// Consume the vectors of all requests whose last records were seen by `look`, and perhaps some of later ones.
+    pub fn take_pooled(&mut self, receive: impl FnMut(PooledVector)) {
+        if !self.egress.pooled.is_empty() {
+            self.egress.pooled.take(receive);
         }
     }
 

@@ -71,6 +71,14 @@ pub enum SchedulerError {
         /// What is wrong.
         what: &'static str,
     },
+    /// Vectors that are not of what was sampled.
+    #[error("the pooled vectors of step {step} do not fit its samples: {what}")]
+    WrongPooledRows {
+        /// The step.
+        step: u64,
+        /// What is wrong.
+        what: &'static str,
+    },
     /// Drafts where there may be none, or not as many.
     #[error(
         "drafts have {got} columns; the limit is {limit} (num_speculative_tokens, or 0 if steps overlap, because the worker then keeps its drafts)"

@@ -35,6 +35,7 @@
 //! | `steps.rs`, `step.rs`, `step_buffers.rs` | the buffer sets and the steps in flight; the plan of one and its arrays |
 //! | `step/rows.rs`, `step/token_rows.rs` | what a step gave |
 //! | `logprobs.rs`, `logprobs/prompt.rs` | log-probabilities of tokens that were drawn; of prompts |
+//! | `pooling.rs` | requests that end with a vector of their prompt |
 //! | `kv_cache_manager.rs`; in it `extra_keys.rs` | a request's blocks; what their content depends on but tokens |
 //! | `sampling_params.rs`; in it `extras.rs`, `repetition_detection.rs` | the tables of sampling parameters: numbers; lists; which repetitions end an output |
 //! | `grammar.rs` | what a request asks of its grammar, as plain data |
@@ -54,6 +55,7 @@ mod kv_cache_manager;
 mod logprobs;
 mod metrics;
 mod output;
+mod pooling;
 mod request;
 mod request_queue;
 mod requests;
@@ -85,6 +87,7 @@ pub use metrics::{MetricsSnapshot, STEP_PHASES};
 pub use output::{
     EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, RequestKey, SchedulerOutput,
 };
+pub use pooling::{POOLED, PooledRows, PooledVector};
 pub use request::limits::{AddRequestError, RequestLimits};
 pub use request::payer::{MAX_WEIGHT, Payer};
 pub use request::{NewRequest, RequestStatus, UNKNOWN_TOKEN};

@@ -91,7 +91,7 @@ impl fmt::Display for RequestError {
                 "a request with this id is still running; use another id or wait until it has finished"
             }
             Self::NoToken => {
-                "the model produced no valid token for this request (its logits are not finite numbers)"
+                "the model's output for this request (logits or hidden states) is not finite numbers"
             }
             Self::StepFailed => "the model failed while this request was being computed",
             Self::GrammarRejected => {

@@ -228,6 +228,8 @@ sampling_table! {
         adapter: 0, Computed, NumberRange::ANY;
         /// Beams of the search that the request is one of; 0: of none.
         beam_width: 0, Computed, NumberRange::ANY;
+        /// 1: the request ends with the vector of its prompt and without a token, whatever `max_tokens` says; 0: it does not.
+        pooling: 0, Computed, NumberRange::ANY;
     }
 }
 

@@ -12,9 +12,9 @@ use common::{
     reference_tokens, request, scheduler, setting,
 };
 use scheduler::{
-    AddRequestError, FinishReason, LogprobRows, NewRequest, PromptLogprobRows, RequestError, RequestKey,
-    RequestStatus, SamplingParams, Scheduler, SchedulerConfig, SchedulerOutput, SchedulingPolicy, StepRows,
-    TokenLogprobs, TokenRows, egress::Consumer, step_buffers::SAMPLING_INT_COLUMNS,
+    AddRequestError, FinishReason, LogprobRows, NewRequest, PooledRows, PromptLogprobRows, RequestError,
+    RequestKey, RequestStatus, SamplingParams, Scheduler, SchedulerConfig, SchedulerOutput, SchedulingPolicy,
+    StepRows, TokenLogprobs, TokenRows, egress::Consumer, step_buffers::SAMPLING_INT_COLUMNS,
 };
 
 /// What a request must become, and what it has become so far.
@@ -263,6 +263,7 @@ impl World {
                 num_columns,
             },
             prompt_logprobs: PromptLogprobRows::NONE,
+            pooled: PooledRows::NONE,
         };
         self.scheduler.update_from_output(&flight.output, rows).expect("the oldest step");
         self.read();

@@ -6,8 +6,8 @@ use std::collections::{HashMap, VecDeque};
 
 use common::{Random, request, scheduler};
 use scheduler::{
-    EngineCoreOutput, LogprobRows, PromptLogprobRows, RequestKey, Scheduler, SchedulerConfig, SchedulerError,
-    SchedulerOutput, StepRows, TokenLogprobs, TokenRows, egress::Consumer,
+    EngineCoreOutput, LogprobRows, PooledRows, PromptLogprobRows, RequestKey, Scheduler, SchedulerConfig,
+    SchedulerError, SchedulerOutput, StepRows, TokenLogprobs, TokenRows, egress::Consumer,
 };
 
 /// What a front end does: join what comes next to the records to the tokens, request by request.
@@ -91,6 +91,7 @@ fn update(
             num_columns: 3,
         },
         prompt_logprobs: PromptLogprobRows::NONE,
+        pooled: PooledRows::NONE,
     };
     scheduler.update_from_output(output, rows)
 }

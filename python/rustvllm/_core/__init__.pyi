@@ -310,6 +310,7 @@ class Scheduler:
         draft_token_ids: npt.NDArray[np.int32] | None = None,
         logprobs: _LogprobArrays | None = None,
         prompt_logprobs: _LogprobArrays | None = None,
+        pooled: npt.NDArray[np.float32] | None = None,
     ) -> int:
         """Append sampled tokens (int32 ``[num_sampled, k]``; −1 ends a row), stop, free, emit.
 
@@ -319,7 +320,8 @@ class Scheduler:
         the sampled id first, −1 ends a row), their log-probabilities (float32 ``[m, c]``), and the rank of the sampled
         id from 1 (int32 ``[m]``). ``prompt_logprobs`` are of the step's ``prompt_logprobs_targets``, for all of them:
         candidates per place (int32, one per request that asks), token ids and log-probabilities (int32 and float32, row
-        after row without gaps, the target first), and the rank of each target (int32).
+        after row without gaps, the target first), and the rank of each target (int32). A row that begins with −9 ends
+        its request with its row of ``pooled`` (float32 ``[num_sampled, width]``).
 
         Returns the number of requests that finished.
         """

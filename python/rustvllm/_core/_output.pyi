@@ -19,6 +19,8 @@ class RequestDelta:
     bytes (None without text). Empty unless asked for."""
     new_prompt_logprobs: list[tuple[int, int, bytes, bytes, bytes]]
     """Places of the prompt: the first, candidates each, ids (int32), values (float32), ranks (uint32); or empty."""
+    pooled: bytes | None
+    """The vector of a request that ends with one (float32)."""
     num_calls: int
     """Calls of tools in an answer whose events were rendered by a ``turn_reading``, with its end; else 0."""
     finish_reason: Literal["stop", "length", "abort", "error", "repetition"] | None

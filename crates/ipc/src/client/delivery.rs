@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use scheduler::{AddRequestError, EngineCoreOutput, Inbox, PromptLogprobs, RequestKey, TokenLogprobs};
+use scheduler::{
+    AddRequestError, EngineCoreOutput, Inbox, PooledVector, PromptLogprobs, RequestKey, TokenLogprobs,
+};
 
 use crate::{
     error::{ClientError, EndpointError},
@@ -18,6 +20,8 @@ pub enum ClientOutput {
     Logprobs(TokenLogprobs),
     /// Log-probabilities of prompt positions; the request's first token arrives later.
     PromptLogprobs(PromptLogprobs),
+    /// The vector of a request; its last output arrives later.
+    Pooled(PooledVector),
     /// The engine did not accept the request; no other output follows.
     Refused {
         /// The request's key.
@@ -42,6 +46,7 @@ impl ClientOutput {
             Self::Output(output) => output.key,
             Self::Logprobs(logprobs) => logprobs.key,
             Self::PromptLogprobs(logprobs) => logprobs.key,
+            Self::Pooled(vector) => vector.key,
             Self::Refused { key, .. } | Self::Died { key, .. } => *key,
         }
     }
@@ -51,7 +56,7 @@ impl ClientOutput {
     pub fn is_last(&self) -> bool {
         match self {
             Self::Output(output) => output.finish_reason.is_some(),
-            Self::Logprobs(_) | Self::PromptLogprobs(_) => false,
+            Self::Logprobs(_) | Self::PromptLogprobs(_) | Self::Pooled(_) => false,
             Self::Refused { .. } | Self::Died { .. } => true,
         }
     }

@@ -391,6 +391,9 @@ impl Connection {
             EngineMessage::PromptLogprobs(all) => {
                 self.shared.delivery.deliver(all.into_iter().map(ClientOutput::PromptLogprobs).collect());
             }
+            EngineMessage::Pooled(all) => {
+                self.shared.delivery.deliver(all.into_iter().map(ClientOutput::Pooled).collect());
+            }
             EngineMessage::Logprobs(all) => {
                 self.shared.delivery.deliver(all.into_iter().map(ClientOutput::Logprobs).collect());
             }

@@ -163,6 +163,12 @@ impl EngineIo {
                 client.outbox.flush();
             }
         });
+        consumer.take_pooled(|vector| {
+            // It is sent with the output that ends its request, at the latest with those of the next step.
+            if let Some(client) = clients.get(&client_of(vector.key)) {
+                client.push_pooled(&vector);
+            }
+        });
         consumer.drain_seen(|output: EngineCoreOutput| {
             let index = client_of(output.key);
             let client = match last {

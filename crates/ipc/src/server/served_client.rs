@@ -5,7 +5,9 @@ use std::{
     collections::{HashMap, HashSet},
 };
 
-use scheduler::{EngineCoreOutput, EngineHandle, FinishReason, PromptLogprobs, RequestKey, TokenLogprobs};
+use scheduler::{
+    EngineCoreOutput, EngineHandle, FinishReason, PooledVector, PromptLogprobs, RequestKey, TokenLogprobs,
+};
 
 use crate::{
     codec,
@@ -141,6 +143,14 @@ impl ServedClient {
             codec::prompt_logprobs::encode_record(all, rows, &mut buffer);
             end_frame(&mut buffer, start);
         }
+    }
+
+    /// Append the vector of a request; push its last output afterwards.
+    pub(crate) fn push_pooled(&self, vector: &PooledVector) {
+        let mut buffer = self.outbox.buffer();
+        let start = begin_frame(&mut buffer, kind::POOLED);
+        codec::pooled::encode_record(vector, &mut buffer);
+        end_frame(&mut buffer, start);
     }
 
     /// Complete the frame that `push` has begun and send it.

@@ -70,6 +70,17 @@ pub(crate) fn copy_rows(name: &str, array: &Bound<'_, PyAny>, ids: &mut Vec<i32>
     Ok(num_columns)
 }
 
+/// Copy vectors out of a Python array; returns their numbers, one after the other, and the width of each.
+pub(crate) fn copy_vectors(array: &Bound<'_, PyAny>) -> PyResult<(Vec<f32>, usize)> {
+    let view = native_buffer::<f32>(array)
+        .map_err(|_| PyTypeError::new_err("pooled must be an array of dtype float32"))?;
+    let [_, width] = view.shape() else {
+        let message = format!("pooled must have 2 dimensions, got shape {:?}", view.shape());
+        return Err(PyValueError::new_err(message));
+    };
+    Ok((view.to_vec(array.py())?, *width))
+}
+
 /// `BufferError` and everything Python says, as one error.
 struct Refusal(PyErr);
 

@@ -71,6 +71,12 @@ impl PyRequestDelta {
         self.inner.new_prompt_logprobs.iter().map(chunk).collect()
     }
 
+    /// The vector of a request that ends with one, as bytes of machine numbers (float32); else None.
+    #[getter]
+    fn pooled<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        self.inner.pooled.as_ref().map(|values| bytes_of(py, values, f32::to_ne_bytes))
+    }
+
     /// Calls of tools in an answer whose events were rendered here, with its end; else 0.
     #[getter]
     fn num_calls(&self) -> u32 {
@@ -359,6 +365,7 @@ impl PyOutputProcessor {
                         },
                         Emitted::Logprobs(logprobs) => processor.add_logprobs(logprobs),
                         Emitted::PromptLogprobs(logprobs) => processor.add_prompt_logprobs(logprobs),
+                        Emitted::Pooled(vector) => processor.add_pooled(vector),
                     });
                     for key in stopped {
                         handle.stop_key(key);

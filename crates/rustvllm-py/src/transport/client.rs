@@ -62,6 +62,7 @@ impl PyEngineClient {
             },
             ClientOutput::Logprobs(logprobs) => processor.add_logprobs(logprobs),
             ClientOutput::PromptLogprobs(logprobs) => processor.add_prompt_logprobs(logprobs),
+            ClientOutput::Pooled(vector) => processor.add_pooled(vector),
             ClientOutput::Refused { key, error } => processor.fail(key, RequestFailure::Refused(error)),
             ClientOutput::Died { key, reason } => processor.fail(key, RequestFailure::EngineDied(reason)),
         });

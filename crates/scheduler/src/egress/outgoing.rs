@@ -6,6 +6,7 @@ use crate::{
     egress::{self, Consumer, Decodes, Producer},
     logprobs::{TokenLogprobs, prompt::PromptLogprobs},
     output::EngineCoreOutput,
+    pooling::PooledVector,
 };
 
 /// See the module docs.
@@ -47,6 +48,10 @@ impl Outgoing {
 
     pub(crate) fn push_prompt_logprobs(&mut self, logprobs: PromptLogprobs) {
         self.egress.push_prompt_logprobs(logprobs);
+    }
+
+    pub(crate) fn push_pooled(&mut self, vector: PooledVector) {
+        self.egress.push_pooled(vector);
     }
 
     /// Publish what is in the egress, and move as many waiting records into it as fit.

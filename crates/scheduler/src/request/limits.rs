@@ -140,7 +140,7 @@ impl RequestLimits {
             return Err(AddRequestError::EmptyPrompt);
         }
         // A request that only scores its prompt needs no room for an output token.
-        let has_output = params.max_tokens > 0 || params.beam_width > 0;
+        let has_output = (params.max_tokens > 0 && params.pooling == 0) || params.beam_width > 0;
         let longest_prompt = (self.max_model_len as usize).saturating_sub(usize::from(has_output));
         let num_prompt_tokens = prompt.len().min(u32::MAX as usize) as u32;
         if prompt.len() > longest_prompt {

@@ -151,7 +151,7 @@ impl Scheduler {
         let mut max_total_tokens =
             num_prompt_tokens.saturating_add(new.params.max_tokens).min(self.config.max_model_len);
         let search_limit = max_total_tokens.max(num_prompt_tokens + 1);
-        if new.params.beam_width > 0 {
+        if new.params.beam_width > 0 || new.params.pooling > 0 {
             max_total_tokens = num_prompt_tokens + 1;
         }
         let reserved = max_total_tokens.min(num_prompt_tokens.saturating_add(RESERVED_OUTPUT_TOKENS));

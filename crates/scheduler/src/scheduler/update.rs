@@ -9,6 +9,7 @@ use crate::{
         prompt::{PromptLogprobRows, PromptLogprobs},
     },
     output::{EngineCoreOutput, FinishReason, PredictedDrafts, RequestError, SchedulerOutput, UNSETTLED},
+    pooling::{POOLED, PooledRows},
     request::{Request, RequestStatus},
     step::{Entry, rows::StepRows, token_rows::TokenRows},
 };
@@ -50,21 +51,24 @@ impl Scheduler {
     /// [`REJECTED_BY_GRAMMAR`]: its grammar did not accept the token; [`REJECTED_BY_PROCESSOR`]: one of its logits
     /// processors failed; [`REFUSED_BY_PROCESSOR`]: one does not accept its arguments; [`CROWDED_OUT_OF_GRAMMARS`]:
     /// there is no room for its grammar any more; [`NOTHING_LEFT`]: its parameters exclude every token; any other: its
-    /// logits were not numbers. A row that begins with [`COMPLETED_BY_GRAMMAR`] ends its request as stopped.
+    /// logits were not numbers. A row that begins with [`COMPLETED_BY_GRAMMAR`] ends its request as stopped, and so does
+    /// one that begins with [`POOLED`], with the vector of its row.
     ///
     /// # Errors
     /// The step is not the oldest in flight, or the rows do not match it: another number of rows, drafts where there
-    /// may be none, log-probabilities of other tokens, or not of all prompt positions that the step was asked for.
+    /// may be none, log-probabilities of other tokens, or not of all prompt positions that the step was asked for, or
+    /// not one vector per sample.
     /// Nothing has changed then.
     pub fn update_from_output<'a>(
         &mut self,
         output: &SchedulerOutput,
         rows: impl Into<StepRows<'a>>,
     ) -> Result<usize, SchedulerError> {
-        let StepRows { sampled, drafts, logprobs, prompt_logprobs } = rows.into();
+        let StepRows { sampled, drafts, logprobs, prompt_logprobs, pooled } = rows.into();
         let set = self.steps.expect_oldest(output)?;
         sampled.check(output)?;
         logprobs.check(output, sampled)?;
+        pooled.check(output, sampled)?;
         let step = &mut self.steps[set];
         prompt_logprobs.check(output, &step.prompt_spans, &mut step.buffers)?;
         let takes_drafts = self.config.max_steps_in_flight == 1 && self.config.drafter.is_none();
@@ -76,6 +80,9 @@ impl Scheduler {
             }
         }
         self.drain_inbox();
+        if pooled.width > 0 {
+            self.emit_pooled(set, sampled, pooled);
+        }
         if output.num_prompt_logprobs > 0 {
             self.emit_prompt_logprobs(set, prompt_logprobs);
         }
@@ -126,6 +133,16 @@ impl Scheduler {
                 });
             }
             (row, entry) = (next_row, next_entry);
+        }
+    }
+
+    /// Pass on the vectors of a step, before the records that end their requests.
+    fn emit_pooled(&mut self, set: usize, sampled: TokenRows<'_>, pooled: PooledRows<'_>) {
+        for (sample, entry) in self.steps[set].entries.iter().filter(|entry| entry.sampled).enumerate() {
+            let request = &self.requests[entry.tenant.slot as usize];
+            if request.epoch == entry.tenant.epoch && sampled.first(sample) == POOLED {
+                self.outgoing.push_pooled(pooled.vector(request.key, sample));
+            }
         }
     }
 
@@ -274,7 +291,7 @@ impl Scheduler {
     ) -> Option<RequestStatus> {
         let slot = entry.tenant.slot;
         let (row, first) = (sampled.row(sample), sampled.first(sample));
-        if first == COMPLETED_BY_GRAMMAR {
+        if matches!(first, COMPLETED_BY_GRAMMAR | POOLED) {
             self.emit(slot, -1, Some(FinishReason::Stop), -1, RequestError::None, now);
             return Some(RequestStatus::FinishedStopped);
         }
@@ -386,7 +403,9 @@ impl Scheduler {
         let request = &mut self.requests[slot as usize];
         let has_token = record.new_token_id >= 0;
         // A request without room for a token ends when its prompt is computed.
-        let completes_prompt = is_first && (has_token || record.finish_reason == Some(FinishReason::Length));
+        let is_pooled = request.cold.params.pooling > 0 && record.finish_reason == Some(FinishReason::Stop);
+        let completes_prompt =
+            is_first && (has_token || is_pooled || record.finish_reason == Some(FinishReason::Length));
         if completes_prompt {
             request.cold.first_token_ns = record.timestamp_ns;
             self.stats.num_prompt_tokens += u64::from(request.cold.num_prompt_tokens);

@@ -2,6 +2,7 @@
 
 use crate::{
     logprobs::{LogprobRows, prompt::PromptLogprobRows},
+    pooling::PooledRows,
     step::token_rows::TokenRows,
 };
 
@@ -18,6 +19,8 @@ pub struct StepRows<'a> {
     pub logprobs: LogprobRows<'a>,
     /// Log-probabilities of the prompt positions that the step was asked for.
     pub prompt_logprobs: PromptLogprobRows<'a>,
+    /// Vectors of the samples that are pooled.
+    pub pooled: PooledRows<'a>,
 }
 
 impl<'a> From<TokenRows<'a>> for StepRows<'a> {
@@ -28,6 +31,7 @@ impl<'a> From<TokenRows<'a>> for StepRows<'a> {
             drafts: TokenRows::NONE,
             logprobs: LogprobRows::NONE,
             prompt_logprobs: PromptLogprobRows::NONE,
+            pooled: PooledRows::NONE,
         }
     }
 }
