@@ -67,7 +67,7 @@ def load_job(job, group, threads, stage=WHOLE):
     hf_config = text_config(hf_config)
     config = SimpleNamespace(
         model=str(path), path=path, hf_config=hf_config, architecture=hf_config["architectures"][0],
-        max_model_len=BLOCK_SIZE * BLOCKS_PER_SEQUENCE, seed=0, model_impl="rustvllm",
+        max_model_len=BLOCK_SIZE * BLOCKS_PER_SEQUENCE, seed=0, model_impl="rustvllm", pooler=None,
         config_file=None,
     )  # fmt: skip
     dtype = getattr(torch, job["dtype"])

@@ -134,7 +134,7 @@ def compute_as_rank(order: dict[str, Any]) -> None:
 
     config: Any = SimpleNamespace(
         model="llama-160m", path=Path(), hf_config=LLAMA_160M, architecture=LLAMA_160M["architectures"][0],
-        max_model_len=4096, seed=0, model_impl="rustvllm",
+        max_model_len=4096, seed=0, model_impl="rustvllm", pooler=None,
     )  # fmt: skip
     load = LoadConfig(load_format="dummy")
     model = load_model(config, load, dtype, torch.device("cpu"), 16 << 30, make_packer, group)

@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     from rustvllm.llm import LLM as LLM
     from rustvllm.logprobs import Logprob as Logprob
     from rustvllm.outputs import CompletionOutput as CompletionOutput
+    from rustvllm.outputs import EmbeddingOutput as EmbeddingOutput
+    from rustvllm.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from rustvllm.outputs import PoolingOutput as PoolingOutput
+    from rustvllm.outputs import PoolingRequestOutput as PoolingRequestOutput
     from rustvllm.outputs import RequestOutput as RequestOutput
     from rustvllm.sample.logits_processors import BatchUpdate as BatchUpdate
     from rustvllm.sample.logits_processors import LogitsProcessor as LogitsProcessor
     from rustvllm.sample.logits_processors import MoveDirectionality as MoveDirectionality
     from rustvllm.sampling_params import BeamSearchParams as BeamSearchParams
+    from rustvllm.sampling_params import PoolingParams as PoolingParams
     from rustvllm.sampling_params import RepetitionDetectionParams as RepetitionDetectionParams
     from rustvllm.sampling_params import SamplingParams as SamplingParams
     from rustvllm.sampling_params.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
@@ -45,11 +50,16 @@ _HOMES = {
     "BeamSearchParams": "rustvllm.sampling_params",
     "BeamSearchOutput": "rustvllm.beam_search",
     "BeamSearchSequence": "rustvllm.beam_search",
+    "PoolingParams": "rustvllm.sampling_params",
     "RepetitionDetectionParams": "rustvllm.sampling_params",
     "StructuredOutputsParams": "rustvllm.sampling_params.structured_outputs",
     "Tenant": "rustvllm.tenant",
     "RequestOutput": "rustvllm.outputs",
     "CompletionOutput": "rustvllm.outputs",
+    "EmbeddingOutput": "rustvllm.outputs",
+    "EmbeddingRequestOutput": "rustvllm.outputs",
+    "PoolingOutput": "rustvllm.outputs",
+    "PoolingRequestOutput": "rustvllm.outputs",
     "Logprob": "rustvllm.logprobs",
     "EngineArgs": "rustvllm.config.engine_args",
     "AsyncEngineArgs": "rustvllm.config.engine_args",
@@ -58,11 +68,10 @@ _HOMES = {
     "MoveDirectionality": "rustvllm.sample.logits_processors",
 }
 
-_POOLING_OUTPUTS = ("ClassificationOutput", "EmbeddingOutput", "PoolingOutput", "ScoringOutput")
 _NOT_BUILT = {
     **dict.fromkeys(
-        ("PoolingParams", *_POOLING_OUTPUTS, *(name.replace("Output", "RequestOutput") for name in _POOLING_OUTPUTS)),
-        "rustvllm only generates text",
+        ("ClassificationOutput", "ClassificationRequestOutput", "ScoringOutput", "ScoringRequestOutput"),
+        "LLM.embed makes embeddings, and there is no other pooling task",
     ),
     "ModelRegistry": "models that rustvllm has no code for run through transformers' code (model_impl='transformers')",
     "initialize_ray_cluster": "distributed_executor_backend='ray' connects to Ray by itself",
@@ -79,11 +88,16 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "LLMEngine",
     "LogitsProcessor",
     "Logprob",
     "MoveDirectionality",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "PromptType",
     "RepetitionDetectionParams",
     "RequestOutput",

@@ -1,4 +1,8 @@
-"""What a request gives back: :class:`RequestOutput` with one :class:`CompletionOutput` per sample."""
+"""What a request gives back: :class:`RequestOutput` with one :class:`CompletionOutput` per sample.
+
+A request for an embedding gives a :class:`PoolingRequestOutput`, or from ``LLM.embed`` an
+:class:`EmbeddingRequestOutput`.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -138,6 +142,7 @@ class RequestOutput:
         prompt_progress_time: When that was so, in seconds of ``time.monotonic``.
         error: Why the request failed, when a sample ended with ``error``.
         lora_request: The adapter that it asked for; None: the model alone.
+        pooled: The vector of the prompt, float32 ``[dimensions]``; None unless the request ended with one.
         prompt_token_id_logprobs: Log-probabilities of ``prompt_logprob_token_ids``, float32 ``[num_rows, num_ids]``,
             minus infinity where a row is padded. None unless asked for, and until the prompt is computed; with
             ``RequestOutputKind.DELTA`` in the first output only.
@@ -167,6 +172,7 @@ class RequestOutput:
     prompt_progress_time: float | None = None
     error: str | None = field(default=None)
     lora_request: AskedAdapter | None = None
+    pooled: "npt.NDArray[np.float32] | None" = field(default=None, compare=False)
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -200,3 +206,80 @@ class RequestOutput:
                 self.outputs[place].extend(sample)
             else:
                 self.outputs[place] = replace(sample)
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """The vector of a prompt.
+
+    Attributes:
+        data: float32 ``[dimensions]``, a numpy array where vLLM has a tensor.
+    """
+
+    data: "npt.NDArray[np.float32]"
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """An embedding.
+
+    Attributes:
+        embedding: Its numbers.
+    """
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers there are."""
+        return len(self.embedding)
+
+    def __repr__(self) -> str:
+        return f"EmbeddingOutput(hidden_size={self.hidden_size})"
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """What a request for a vector gives, once it has ended.
+
+    Attributes:
+        request_id: Name of the request.
+        outputs: The vector.
+        prompt_token_ids: Token ids of the prompt, with the special tokens that were added, after truncation.
+        num_cached_tokens: Prompt tokens found in the prefix cache.
+        finished: Always True.
+        error: Always None: a request that failed raises.
+    """
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+    error: ClassVar[None] = None
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> "PoolingRequestOutput":
+        """What a request that ended with a vector gives."""
+        assert output.pooled is not None
+        vector = PoolingOutput(output.pooled)
+        return cls(output.request_id, vector, output.prompt_token_ids, output.num_cached_tokens)
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """See :class:`PoolingRequestOutput`; the vector is a list."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+    error: ClassVar[None] = None
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> "EmbeddingRequestOutput":
+        """What a request that ended with a vector gives."""
+        assert output.pooled is not None
+        embedding = EmbeddingOutput(output.pooled.tolist())
+        return cls(output.request_id, embedding, output.prompt_token_ids, output.num_cached_tokens)

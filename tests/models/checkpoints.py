@@ -205,7 +205,7 @@ def load(folder, *, max_model_len=128, dtype=torch.float32, device="cpu", load_f
     hf_config = text_config(json.loads((folder / "config.json").read_text()))
     config = SimpleNamespace(
         model=str(folder), path=folder, hf_config=hf_config, architecture=hf_config["architectures"][0],
-        max_model_len=max_model_len, seed=seed, model_impl="rustvllm",
+        max_model_len=max_model_len, seed=seed, model_impl="rustvllm", pooler=None,
     )  # fmt: skip
     return load_model(config, LoadConfig(load_format=load_format), dtype, torch.device(device), 1 << 30, None, group)
 

@@ -28,7 +28,7 @@ def load_packed(folder, options, dtype=torch.float32):
     hf_config = json.loads((folder / "config.json").read_text())
     config = SimpleNamespace(
         model=str(folder), path=folder, hf_config=hf_config, architecture=hf_config["architectures"][0],
-        max_model_len=128, seed=0, model_impl="rustvllm",
+        max_model_len=128, seed=0, model_impl="rustvllm", pooler=None,
     )  # fmt: skip
     threads = _core.CpuThreads(2)
 

@@ -57,7 +57,7 @@ def describe(model: str, revision: str | None = None) -> dict[str, Any]:
         RustVLLMError: It cannot be found or served; says why.
     """
     found = hub.resolve_model(model, revision)
-    config = read_model_config(found.path, model=found.name)
+    config = read_model_config(found.path, model=found.name, runner="auto")
     how = None if is_gguf(found.path) else read_quantization(config.hf_config, found.path)
     forms = read_forms(found.path, how)
     bytes_of: Counter[str] = Counter()

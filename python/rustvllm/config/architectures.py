@@ -51,6 +51,12 @@ MODEL_TYPES: Final[Mapping[str, str]] = {row.model_type: row.name for row in ARC
 """``model_type`` → the class that it stands for."""
 MULTI_HEAD: Final = frozenset(row.name for row in ARCHITECTURES.values() if row.is_multi_head)
 HEAD_DIMS: Final[Mapping[str, int]] = {row.name: row.head_dim for row in ARCHITECTURES.values() if row.head_dim}
+_HEADED: Final = ("ForCausalLM", "LMHeadModel")
+BARE_CLASSES: Final[Mapping[str, str]] = {
+    **{name.removesuffix(end) + "Model": name for name in ARCHITECTURES for end in _HEADED if name.endswith(end)},
+    "Gemma3TextModel": "Gemma3ForCausalLM",
+}
+"""transformers' class of a decoder without a head → the class with one."""
 _GEMMA3_TEXT: Final[Mapping[str, Any]] = {
     "vocab_size": 262_208,
     "hidden_size": 2304,

@@ -48,6 +48,7 @@ from rustvllm.config.flags.fields import add_flags
 from rustvllm.config.generation_defaults import check_generation_config, check_override
 from rustvllm.config.lora import LoRAConfig, folders_to_merge, make_lora_config
 from rustvllm.config.model_folder import read_model_config, resolve_dtype
+from rustvllm.config.pooler import check_pooling_flags
 from rustvllm.config.speculation import SpeculationConfig, make_speculation_config
 from rustvllm.exceptions import ConfigError
 from rustvllm.logger import init_logger
@@ -140,6 +141,9 @@ class EngineArgs(EngineFlags):
         lora = self._create_lora_config(download_dir)  # before the model, which may take much longer to come
         model = self._create_model_config(device, load)
         speculation = make_speculation_config(self.speculative_config)
+        if model.pooler is not None and model.pooler.seq_pooling_type != "LAST":
+            # A token that is found in the cache has no hidden state.
+            cache = dataclasses.replace(cache, enable_prefix_caching=False)
         return EngineConfig(
             model=model,
             cache=cache,
@@ -312,6 +316,7 @@ class EngineArgs(EngineFlags):
         _processor_names(self.logits_processors)
         require_choice("model_impl", self.model_impl, MODEL_IMPLS)
         _check_hf_overrides(self.hf_overrides)
+        check_pooling_flags(self.runner, self.convert, self.pooler_config)
         if self.tokenizer is not None and self.skip_tokenizer_init:
             raise ConfigError("tokenizer and skip_tokenizer_init contradict each other: leave one out")
 
@@ -363,6 +368,9 @@ class EngineArgs(EngineFlags):
             if self.hf_config_path is None
             else resolve_tokenizer(str(self.hf_config_path), load.download_dir),
             logits_processors=_processor_names(self.logits_processors),
+            runner=self.runner,
+            convert=self.convert,
+            pooler_config=self.pooler_config,
         )
         if not is_gguf(found.path):
             check_method(load.quantization, read_quantization(model.hf_config, found.path), found.name)

@@ -16,6 +16,7 @@ from rustvllm.config.checkpoint.quantized_folders import FOLDER_METHODS, SAME_ME
 from rustvllm.config.lora import LoRAConfig, check_adapters, check_merging
 from rustvllm.config.model import ModelConfig
 from rustvllm.config.parallel import ParallelConfig, check_split, check_stages
+from rustvllm.config.pooler import check_pooling
 from rustvllm.config.ranges import require_choice, require_int
 from rustvllm.config.scheduler import SchedulerConfig
 from rustvllm.config.speculation import SpeculationConfig, check_draft_model
@@ -208,6 +209,8 @@ class EngineConfig:
             check_adapters(self, self.lora)
         if self.draft_model is not None:
             check_draft_model(self, self.draft_model)
+        if self.model.pooler is not None:
+            check_pooling(self, self.model.pooler)
         if self.parallel.num_ranks > 1:
             self._check_ranks()
         backend, device = self.device.attention_backend, self.device.device

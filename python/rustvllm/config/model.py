@@ -1,11 +1,12 @@
 """``ModelConfig``: what a model's folder says about it, without reading the weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from rustvllm.config.pooler import PoolerConfig
 from rustvllm.config.ranges import require_choice, require_int
 from rustvllm.exceptions import ConfigError, InvalidRequestError
 
@@ -52,6 +53,7 @@ class ModelConfig:
         logits_processors: Batch classes that change logits, as ``module:Class``; or, in one process, the classes.
         trust_remote_code: Python code of the model's folder may run, if no built-in code knows the architecture.
         model_impl: Whose modelling code runs: ``rustvllm`` or ``transformers``.
+        pooler: How prompts become embeddings; None: the model generates text.
     """
 
     model: str
@@ -82,6 +84,7 @@ class ModelConfig:
     model_impl: str = "rustvllm"
     fit_max_model_len: bool = False
     config_file: Path | None = None
+    pooler: PoolerConfig | None = None
 
     def __post_init__(self) -> None:
         require_choice("model_impl", self.model_impl, MODEL_IMPLS[1:])
@@ -107,6 +110,59 @@ class ModelConfig:
         object.__setattr__(self, "generation_config", MappingProxyType(dict(self.generation_config)))
         if not self.served_model_name:
             object.__setattr__(self, "served_model_name", (self.model,))
+
+    @property
+    def runner_type(self) -> str:
+        """What its engine does, as vLLM names it: ``generate`` or ``pooling``."""
+        return "generate" if self.pooler is None else "pooling"
+
+    def check_runner(self, needed: str) -> None:
+        """Refuse to generate text with an engine that makes embeddings, and the other way round.
+
+        Args:
+            needed: ``generate`` or ``pooling``.
+
+        Raises:
+            InvalidRequestError: Says what the engine does, and what would do the other.
+        """
+        name = self.served_model_name[0]
+        if needed == "generate" and self.pooler is not None:
+            raise InvalidRequestError(
+                f"{name} makes embeddings here and generates no text: use LLM.embed or POST /v1/embeddings, or start "
+                "the engine with --runner generate",
+                "model",
+            )
+        if needed == "pooling" and self.pooler is None:
+            raise InvalidRequestError(
+                f"{name} generates text here and makes no embeddings: start the engine with --runner pooling "
+                '(LLM(..., runner="pooling"))',
+                "model",
+            )
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers in an embedding."""
+        projected = self.hf_config.get("word_embed_proj_dim") if self.architecture == "OPTForCausalLM" else None
+        return projected if isinstance(projected, int) else self.hidden_size
+
+    def check_dimensions(self, dimensions: int, error: Callable[[str], Exception]) -> None:
+        """Refuse to shorten embeddings of a model that was not trained for it, or to another size.
+
+        Args:
+            dimensions: Numbers that are kept.
+            error: Makes the error of its message.
+        """
+        known = self.hf_config.get("matryoshka_dimensions")
+        if not known and self.hf_config.get("is_matryoshka") is not True:
+            raise error(
+                f"dimensions is {dimensions}, but {self.served_model_name[0]} was not trained for shorter embeddings: "
+                "leave dimensions out (a model that was says is_matryoshka or matryoshka_dimensions in config.json, "
+                "or in hf_overrides)"
+            )
+        if not 1 <= dimensions <= self.embedding_size:
+            raise error(f"dimensions must be between 1 and {self.embedding_size}, got {dimensions}")
+        if isinstance(known, list) and dimensions not in known:
+            raise error(f"dimensions must be one of {', '.join(map(str, known))}, got {dimensions}")
 
     def check_num_logprobs(self, param: str, asked: int | None) -> None:
         """Refuse more candidates than a request may ask for.

@@ -11,6 +11,7 @@ from typing import Any, Final
 from rustvllm.config import ModelConfig
 from rustvllm.config.architectures import (
     ARCHITECTURES,
+    BARE_CLASSES,
     HEAD_DIMS,
     MODEL_TYPES,
     MULTI_HEAD,
@@ -20,6 +21,7 @@ from rustvllm.config.architectures import (
 from rustvllm.config.checkpoint import gguf_config
 from rustvllm.config.checkpoint.gguf_file import GgufFile, is_gguf
 from rustvllm.config.checkpoint.quantized_folders import read_quantization
+from rustvllm.config.pooler import find_pooler
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 
@@ -79,6 +81,9 @@ def read_model_config(
     model_impl: str = "auto",
     trust_remote_code: bool = False,
     hf_config_path: Path | None = None,
+    runner: str = "generate",
+    convert: str = "auto",
+    pooler_config: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> ModelConfig:
     """Read a model's folder, or its GGUF file.
@@ -95,6 +100,9 @@ def read_model_config(
         model_impl: ``rustvllm`` or ``transformers``: whose modelling code runs; ``auto``: ours where there is one.
         trust_remote_code: Code of the model's folder may run, where neither knows the architecture.
         hf_config_path: Folder whose ``config.json`` counts instead.
+        runner: ``generate``, ``pooling`` or ``auto``; see :func:`~rustvllm.config.pooler.find_pooler`.
+        convert: ``auto``, ``none`` or ``embed``.
+        pooler_config: How embeddings are made, where it differs from what the folder says.
         fields: Further fields of :class:`ModelConfig`.
 
     Raises:
@@ -109,7 +117,10 @@ def read_model_config(
     config = merge_overrides(stored, hf_overrides or {})
     if gguf is None:
         read_quantization(config, path)  # refuses what is not read
-    architecture, model_impl = find_architecture(config, file, model_impl, device)
+    pooler = find_pooler(path, config, runner=runner, convert=convert, pooler_config=pooler_config)
+    if pooler is not None and runner == "auto":
+        logger.info("%s makes embeddings (--runner pooling); --runner generate makes it generate text", model)
+    architecture, model_impl = find_architecture(config, file, model_impl, device, may_lack_head=pooler is not None)
     if gguf is not None and model_impl == "transformers":
         raise ModelLoadError(
             f"{file} has the architecture {architecture}, which as GGUF only runs on the CPU, but device is {device}: "
@@ -149,6 +160,7 @@ def read_model_config(
             generation_config=generation,
             model_impl=model_impl,
             trust_remote_code=trust_remote_code,
+            pooler=pooler,
             **numbers,
             **fields,
         )
@@ -191,7 +203,12 @@ def merge_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
 
 
 def find_architecture(
-    config: Mapping[str, Any], file: Path, model_impl: str = "auto", device: str = "cpu"
+    config: Mapping[str, Any],
+    file: Path,
+    model_impl: str = "auto",
+    device: str = "cpu",
+    *,
+    may_lack_head: bool = False,
 ) -> tuple[str, str]:
     """The class that serves a model, and who provides it.
 
@@ -203,6 +220,7 @@ def find_architecture(
         file: That it was read from, for messages.
         model_impl: As for :func:`read_model_config`.
         device: Likewise.
+        may_lack_head: The class may also be the one without a head.
 
     Returns:
         The class's name, and ``rustvllm`` or ``transformers``.
@@ -215,6 +233,8 @@ def find_architecture(
     model_type = config.get("model_type")
     if not names and isinstance(model_type, str) and model_type in MODEL_TYPES:
         names = [MODEL_TYPES[model_type]]
+    if may_lack_head:
+        names = [BARE_CLASSES.get(name, name) for name in names]
     if model_impl != "transformers":
         for name in names:
             row = ARCHITECTURES.get(name)

@@ -40,10 +40,10 @@ from rustvllm.observe.metrics.stat_reporter import StatReporter, checked_factori
 from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import load_tokenizer
 from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, Tracer
-from rustvllm.outputs import RequestOutput
+from rustvllm.outputs import PoolingRequestOutput, RequestOutput
 from rustvllm.parameter_checks import check_number
 from rustvllm.process.fork_guard import FORKS
-from rustvllm.sampling_params import SamplingParams
+from rustvllm.sampling_params import PoolingParams, SamplingParams
 from rustvllm.tenant import Tenant
 
 if TYPE_CHECKING:
@@ -271,11 +271,41 @@ class AsyncLLM(AsyncState, AdapterMethods):
         finally:
             stream.close()
 
+    async def encode(
+        self,
+        prompt: PromptType | EngineCoreRequest,
+        pooling_params: PoolingParams | None,
+        request_id: str,
+        lora_request: LoRARequest | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        **unbuilt: Any,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Run a request for the vector of its prompt and yield it; arguments and errors as for :meth:`generate`."""
+        params = PoolingParams() if pooling_params is None else pooling_params
+        stream = await self.add_request(
+            request_id,
+            prompt,
+            params,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            priority=priority,
+            **unbuilt,
+        )
+        try:
+            async for output in stream:
+                if output.pooled is not None:  # not where it was aborted
+                    yield PoolingRequestOutput.of(output)
+        finally:
+            stream.close()
+
     async def add_request(
         self,
         request_id: str,
         prompt: PromptType | EngineCoreRequest,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,

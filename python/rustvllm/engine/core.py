@@ -211,7 +211,11 @@ class EngineCore:
                 self.last_step_error = sampled.row_error
                 self.on_step_error(sampled.row_error)  # before the outputs that it explains
             self.scheduler.update_from_output(
-                output, sampled.sampled_token_ids, logprobs=sampled.logprobs, prompt_logprobs=sampled.prompt_logprobs
+                output,
+                sampled.sampled_token_ids,
+                logprobs=sampled.logprobs,
+                prompt_logprobs=sampled.prompt_logprobs,
+                pooled=sampled.pooled,
             )
             if self.config.log_stats:
                 self.scheduler.record_step_times(*times.until_done())

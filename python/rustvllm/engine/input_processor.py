@@ -13,16 +13,24 @@ from time import monotonic_ns
 from rustvllm import _core
 from rustvllm.config import EngineConfig
 from rustvllm.engine.request.checked_params import CheckedParams, TokenRules
-from rustvllm.engine.request.core_request import MASK64, EngineCoreRequest, EngineParams, engine_params, to_int64
+from rustvllm.engine.request.core_request import (
+    MASK64,
+    EngineCoreRequest,
+    EngineParams,
+    engine_params,
+    pooling_params,
+    to_int64,
+)
 from rustvllm.engine.request.default_params import default_sampling_params
 from rustvllm.engine.request.grammar_spec import make_grammar_spec
+from rustvllm.engine.request.pooling import filled_params, num_appended_tokens
 from rustvllm.engine.request.prompts import PROMPT_KEYS, UNBUILT_KEYS, PromptType
 from rustvllm.engine.request.sampling_extras import is_long, make_sampling_extras
 from rustvllm.engine.request.thinking import ThinkingGates
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.parameter_checks import is_valid_unicode, shown
-from rustvllm.sampling_params import MAX_TOKENS_LIMIT, BeamSearchParams, SamplingParams
+from rustvllm.sampling_params import MAX_TOKENS_LIMIT, BeamSearchParams, PoolingParams, SamplingParams
 from rustvllm.sampling_params.structured_outputs import GatedOutputs, ThinkingGate
 from rustvllm.sampling_params.table import SAMPLING_LISTS
 from rustvllm.tenant import Tenant
@@ -102,7 +110,7 @@ class InputProcessor:
     def process(
         self,
         prompt: PromptType,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         priority: int = 0,
         *,
         tenant: Tenant | None = None,
@@ -111,7 +119,7 @@ class InputProcessor:
 
         Args:
             prompt: Text, token ids, or a dict with ``prompt`` or ``prompt_token_ids``.
-            params: None for the model's own defaults.
+            params: None for the model's own defaults; ``PoolingParams`` for an embedding.
             priority: Lower is sooner; needs the priority policy unless 0.
             tenant: Who is charged for it, with the fair policy.
 
@@ -129,7 +137,7 @@ class InputProcessor:
     async def process_off_loop(
         self,
         prompt: PromptType,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         priority: int = 0,
         *,
         arrival_ns: int | None = None,
@@ -180,7 +188,9 @@ class InputProcessor:
         if max_tokens > self.max_model_len:
             raise InvalidRequestError(f"{self._context_length()}, but {param} is {max_tokens}.", param)
 
-    def _read(self, prompt: PromptType, params: SamplingParams | None, priority: int, tenant: Tenant | None) -> _Asked:
+    def _read(
+        self, prompt: PromptType, params: SamplingParams | PoolingParams | None, priority: int, tenant: Tenant | None
+    ) -> _Asked:
         """All checks but those that need the tokens of a text."""
         began_ns = monotonic_ns()
         params = self._checked_params(params, priority)
@@ -243,7 +253,15 @@ class InputProcessor:
             processed_ns=monotonic_ns(),
         )
 
-    def _checked_params(self, params: SamplingParams | BeamSearchParams | None, priority: object) -> EngineParams:
+    def _checked_params(
+        self, params: SamplingParams | BeamSearchParams | PoolingParams | None, priority: object
+    ) -> EngineParams:
+        if isinstance(params, PoolingParams):
+            made = pooling_params(filled_params(params, self._model))
+            self._check_params(made, priority)
+            return made
+        if self._model.pooler is not None:
+            self._model.check_runner("generate")
         if params is None:
             params = default_sampling_params(self._model)
         elif isinstance(params, BeamSearchParams):
@@ -290,7 +308,10 @@ class InputProcessor:
                 f"not: the model's vocabulary is 0 to {limit - 1}",
                 "prompt",
             )
-        return self._fit(ids, asked.params)
+        params = asked.params
+        ends = params.pooling is not None and params.truncation_side == "right" and asked.add_special_tokens
+        keeps_end = ends and params.truncate_prompt_tokens is not None
+        return self._fit(ids, params, num_appended_tokens(self._tokenizer) if keeps_end and self._tokenizer else 0)
 
     def _check_ids(self, ids: object, params: EngineParams) -> _core.TokenIds:
         """The ids that were given, as many as are kept."""
@@ -333,8 +354,15 @@ class InputProcessor:
             checked.append(value)
         return _core.TokenIds(checked)
 
-    def _fit(self, ids: _core.TokenIds, params: EngineParams) -> _core.TokenIds:
-        """The ids cut as the request says, and then not too many."""
+    def _fit(self, ids: _core.TokenIds, params: EngineParams, num_kept_at_end: int = 0) -> _core.TokenIds:
+        """The ids cut as the request says, and then not too many.
+
+        Args:
+            ids: Of the prompt.
+            params: Of the request.
+            num_kept_at_end: If the end is cut off: so many of the last ids stay, such as the one that ends a text and
+                whose hidden state is its embedding.
+        """
         keep = params.truncate_prompt_tokens
         if keep == -1:
             keep = self._longest_prompt(params)
@@ -342,7 +370,10 @@ class InputProcessor:
             raise InvalidRequestError(
                 f"{self._context_length()}, but truncate_prompt_tokens is {keep}.", "truncate_prompt_tokens"
             )
-        if keep is not None and len(ids) > keep:
+        if keep is not None and len(ids) > keep > num_kept_at_end > 0:
+            start, end = ids[: keep - num_kept_at_end], ids[len(ids) - num_kept_at_end :]
+            ids = _core.TokenIds([*start, *end])
+        elif keep is not None and len(ids) > keep:
             ids = ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
         self._check_length(len(ids), params)
         return ids
@@ -372,7 +403,8 @@ class InputProcessor:
         )
 
     def _context_length(self) -> str:
-        return f"This model's maximum context length is {self.max_model_len} tokens (prompt and output together)"
+        together = "" if self._model.pooler is not None else " (prompt and output together)"
+        return f"This model's maximum context length is {self.max_model_len} tokens{together}"
 
     def _check_params(self, params: EngineParams, priority: object) -> None:
         for token_id in params.stop_token_ids or ():

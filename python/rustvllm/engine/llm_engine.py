@@ -26,7 +26,7 @@ from rustvllm.observe.trace.startup_records import load_tokenizer
 from rustvllm.observe.trace.tracer import StatusCallback, Tracer
 from rustvllm.outputs import RequestOutput
 from rustvllm.parameter_checks import check_bool
-from rustvllm.sampling_params import SamplingParams
+from rustvllm.sampling_params import PoolingParams, SamplingParams
 from rustvllm.tenant import Tenant
 from rustvllm.text.tokenizer import Tokenizer
 
@@ -162,7 +162,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: PromptType | EngineCoreRequest,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -355,8 +355,8 @@ class LLMEngine:
         return False
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """What the model may be used for: to generate text."""
-        return ("generate",)
+        """What the engine does, ``generate`` or ``embed``."""
+        return ("generate" if self.config.model.pooler is None else "embed",)
 
     def do_log_stats(self) -> None:
         """Log a line of what the engine did since the last call, or since its start; none if it did nothing.

@@ -144,6 +144,7 @@ class RequestTable:
             prompt_progress=params.prompt_progress,
             adapter=request.adapter,
             lora_request=request.lora_request,
+            pooling=params.pooling,
         )
         self._by_id[request_id] = state
         if self._tracer is self._debug_tracer and is_debugging() is (self._tracer is None):  # the level has changed
@@ -219,6 +220,7 @@ class RequestTable:
             beam_width=params.n if params.use_beam_search else 0,
             length_penalty=params.length_penalty,
             num_prompt_logprobs=request.num_prompt_logprobs,
+            pooling=int(params.pooling is not None),
             reports_prompt_progress=params.prompt_progress,
             skip_reading_prefix_cache=params.skip_reading_prefix_cache is True,
             has_stop_strings=bool(params.stop_strings),

@@ -6,7 +6,7 @@ from typing import Any, Final, NoReturn
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.parameter_checks import shown
 
-_ONE_TASK = "rustvllm only generates text"
+_ONE_TASK = "LLM.embed makes embeddings, and there is no other pooling task"
 _SLEEP = "an engine cannot sleep; shutdown() frees the memory of the model, and a new engine loads it again"
 _PROFILE = "trace=True, trace_file and step_trace_file show where the time goes"
 _WORKERS = "workers run no functions of the caller; logits_processors change what is sampled"

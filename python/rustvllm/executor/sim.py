@@ -24,7 +24,7 @@ from rustvllm.sample.listed_tokens import RowTokens, join
 from rustvllm.sample.prompt_tokens import RowPromptTokens
 from rustvllm.text.tokenizer import read_core_tokenizer
 from rustvllm.worker.drafts.rows import DraftRows, draft_rows
-from rustvllm.worker.step_output import ModelRunnerOutput
+from rustvllm.worker.step_output import POOLED, ModelRunnerOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -232,6 +232,10 @@ class SimExecutor:
         if executed is None:
             raise SchedulerStateError("sample_tokens() must be called after execute_model()")
         rows, last_ids, positions, drafts = executed.rows, executed.last_ids, executed.positions, executed.drafts
+        if self._config.model.pooler is not None:
+            ids = np.full((rows.size, 1), POOLED, np.int32)
+            pooled = _make_up_vectors(last_ids, positions, self._config.model.embedding_size)
+            return SimStepOutput(ModelRunnerOutput(ids, pooled=pooled), self._end)
         sampled = self._choose(rows, last_ids, positions)
         if grammar_output is not None:
             of_logits = grammar_output.rows(None if drafts is None else drafts.first).astype(np.int32)
@@ -397,6 +401,14 @@ class SimExecutor:
         ids = np.concatenate((own[:, None], others), axis=1, dtype=np.int32)
         values = np.log(0.5) * np.concatenate(([1.0], 1.0 + places))
         return ids, np.ascontiguousarray(np.broadcast_to(values, ids.shape), np.float32)
+
+
+def _make_up_vectors(
+    last_ids: npt.NDArray[np.int32], positions: npt.NDArray[np.int32], width: int
+) -> npt.NDArray[np.float32]:
+    """Vectors that depend on the prompts' last tokens and lengths, float32 ``[n, width]``."""
+    phases = (1 + last_ids.astype(np.float64) + 0.1 * positions)[:, None] * np.arange(1, width + 1)
+    return np.ascontiguousarray(np.sin(phases), np.float32)
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -356,9 +356,9 @@ def _bare_name(model: CausalLM, name: str) -> str | None:
     """The name, as the model has it, of what a checkpoint calls ``name``; None: the model does not need it."""
     renamed = model.checkpoint_name(name)
     bare = next((renamed.removeprefix(prefix) for prefix in model.prefixes if renamed.startswith(prefix)), renamed)
-    if model.is_ignored(bare):
-        return None
-    return HEAD_NAME if bare == model.head_name else bare
+    if bare in (HEAD_NAME, model.head_name):
+        return HEAD_NAME if model.has_head else None
+    return None if model.is_ignored(bare) else bare
 
 
 def stored_of_stage(model: CausalLM, whole: CausalLM, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -38,6 +38,7 @@ class CausalLM(nn.Module, ABC):
         embed_tokens: The embedding, which is also the head if they are tied.
         lm_head: The separate head; None if it is tied, and in all stages but the last.
         is_tied: Whether the embedding is also the head, unless there is a separate one.
+        has_head: False if nothing is wanted but hidden states: there is no head then, neither separate nor tied.
         head_kernel: Computes a head that is the embedding; None: torch does.
         decoder_kernel: Runs all blocks in one call; None: the modules run one after the other.
         head_name: The checkpoint's name of the head's weight, after the prefix.
@@ -55,6 +56,7 @@ class CausalLM(nn.Module, ABC):
     embed_tokens_name: str
     lm_head: Linear | None
     is_tied: bool = True
+    has_head: bool = True
     head_kernel: LinearKernel | None = None
     decoder_kernel: DecoderKernel | None = None
     head_name: str = "lm_head.weight"
@@ -83,6 +85,10 @@ class CausalLM(nn.Module, ABC):
         """The separate head, in the last stage; None if the embedding is the head."""
         self.is_tied = tied
         return VocabHead(width, self.vocab_size) if self.stage.is_last and not tied else None
+
+    def drop_head(self) -> None:
+        """Make it a model without a head; a checkpoint's head is not read then."""
+        self.lm_head, self.is_tied, self.has_head = None, False, False
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan

@@ -48,7 +48,8 @@ def make_model(model_config: ModelConfig, group: RankGroup = ALONE, stage: Stage
     hf_config = {key: value for key, value in model_config.hf_config.items() if key not in stored}
     max_model_len = model_config.max_model_len
     if model_config.model_impl != "transformers":
-        return partial(get_model_class(model_config.architecture), hf_config, max_model_len)
+        build = partial(get_model_class(model_config.architecture), hf_config, max_model_len)
+        return build if model_config.pooler is None else partial(_headless, build)
     if group.size > 1:
         raise ModelLoadError(
             f"transformers' own code runs {model_config.architecture}, and ranks cannot share its layers: set "
@@ -70,3 +71,10 @@ def make_model(model_config: ModelConfig, group: RankGroup = ALONE, stage: Stage
         folder=model_config.path,
         trust_remote_code=model_config.trust_remote_code,
     )
+
+
+def _headless(build: Callable[[], CausalLM]) -> CausalLM:
+    """The model for hidden states alone."""
+    model = build()
+    model.drop_head()
+    return model

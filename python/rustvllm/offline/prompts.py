@@ -39,23 +39,26 @@ def as_prompts_of_ids(prompts: Any) -> list[PromptType]:
     return as_prompts(prompts)
 
 
-def params_of_each(given: Any, num_prompts: int) -> Sequence[Any]:
+def params_of_each(given: Any, num_prompts: int, kinds: tuple[type, ...], name: str) -> Sequence[Any]:
     """The parameters of each prompt, out of one object for all or a list; what this holds is checked later.
+
+    Args:
+        given: Of the call.
+        num_prompts: How many are needed.
+        kinds: Their classes; messages name the first.
+        name: The argument's.
 
     Raises:
         InvalidRequestError: It is neither, or has another length.
     """
-    if isinstance(given, SamplingParams | BeamSearchParams):
+    expected = kinds[0].__name__
+    if isinstance(given, kinds):
         return [given] * num_prompts
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise InvalidRequestError(
-            f"sampling_params must be a SamplingParams or a list of them, got {type(given).__name__}",
-            "sampling_params",
-        )
+        raise InvalidRequestError(f"{name} must be a {expected} or a list of them, got {type(given).__name__}", name)
     if len(given) != num_prompts:
         raise InvalidRequestError(
-            f"sampling_params has {len(given)} entries for {num_prompts} prompts; give one, or one per prompt",
-            "sampling_params",
+            f"{name} has {len(given)} entries for {num_prompts} prompts; give one, or one per prompt", name
         )
     return given
 

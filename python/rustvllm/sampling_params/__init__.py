@@ -14,6 +14,7 @@ from rustvllm.sampling_params.params import (
     SamplingParams,
     SamplingType,
 )
+from rustvllm.sampling_params.pooling import PoolingParams
 from rustvllm.sampling_params.repetition_detection import RepetitionDetectionParams
 from rustvllm.sampling_params.structured_outputs import StructuredOutputsParams
 
@@ -23,6 +24,7 @@ __all__ = [
     "MAX_STOP_TOKEN_IDS",
     "MAX_TOKENS_LIMIT",
     "BeamSearchParams",
+    "PoolingParams",
     "PromptOnlyParams",
     "RepetitionDetectionParams",
     "RequestOutputKind",

@@ -39,6 +39,7 @@ from rustvllm.worker.drafts.verify import DeviceDrafts, last_tokens
 from rustvllm.worker.graphs.sampling import StepResult
 from rustvllm.worker.graphs.step_graphs import StepGraphs
 from rustvllm.worker.input_batch import InputBatch
+from rustvllm.worker.pooler import Pooler
 from rustvllm.worker.step_buffers import StepBuffers, send_array
 from rustvllm.worker.step_output import ModelRunnerOutput, make_output
 from rustvllm.worker.streams import DeviceStreams, Event
@@ -60,6 +61,7 @@ class _ExecutedStep:
     drafts: DeviceDrafts | None = None  # None if there are none, so that each sample has one row of logits
     sampled: Tensor | None = None  # int32 [num_sampled, c], if chosen with the model; None: still to be sampled
     prompt_logprobs: GatheredPromptLogprobs | None = None  # None if no request asks for them
+    pooled: Tensor | None = None  # float32 [num_sampled, width], in place of logits; None if the model generates
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class GPUModelRunner:
         kv_caches: One per layer; set when memory is allocated, like the next four.
         block_copier: Moves their blocks.
         draft_model: Guesses tokens; None if there is no second model.
+        pooler: Makes vectors of prompts in place of tokens; None if the model generates.
         step_buffers: The buffer sets that the scheduler writes.
         graphs: A step runs in one of them if it fits; None disables graphs.
         forward_ns: When the model began to run the last step (ns, monotonic).
@@ -123,6 +126,7 @@ class GPUModelRunner:
         self.kv_caches: list[Tensor] = []
         self.block_copier: BlockCopier | None = None
         self.draft_model: DraftModel | None = None
+        self.pooler: Pooler | None = None
         self.step_buffers: list[StepBuffers] = []
         self.graphs: StepGraphs | None = None
         self.forward_ns = 0
@@ -166,7 +170,7 @@ class GPUModelRunner:
         metadata, drafts = self._stage_sampling(output, step, rows)
         asked = self._stage_prompt_targets(output, step) if output.num_prompt_logprobs else None
         # If a step needs only logits, or only the largest ones, one call may compute them together with the model.
-        to_logits = output.num_sampled > 0 and asked is None
+        to_logits = output.num_sampled > 0 and asked is None and self.pooler is None
         chooses = to_logits and metadata.all_greedy and metadata.is_plain
         forward = self._stage_forward(output, step, drafts, to_logits=to_logits, chooses=chooses)
         step.send()
@@ -178,6 +182,10 @@ class GPUModelRunner:
         if not self.model.stage.is_last:
             self._executed = _ExecutedStep(output.buffer_index, None, rows, metadata)
             return  # the last stage does the rest of the step
+        if self.pooler is not None and result.hidden is not None:
+            codes, pooled = self.pooler.pool(result.hidden, output, step)
+            self._executed = _ExecutedStep(output.buffer_index, None, rows, metadata, sampled=codes, pooled=pooled)
+            return
         of_prompts = None if asked is None or result.hidden is None else self._score_prompts(result.hidden, asked)
         logits, sampled = self._logits_of(result, output, step)
         if not metadata.is_plain:
@@ -198,7 +206,7 @@ class GPUModelRunner:
             step: The step's arrays.
             rows: int32 ``[num_sampled]``, the persistent rows that are sampled.
         """
-        if not output.num_sampled:
+        if not output.num_sampled or self.pooler is not None:
             return SamplingMetadata(), None
         of_logits = draft_rows(output, step.arrays)
         drafts = None if of_logits is None else DeviceDrafts(of_logits, step)
@@ -261,6 +269,8 @@ class GPUModelRunner:
     def _sample(
         self, executed: _ExecutedStep, grammar_output: GrammarOutput | None
     ) -> ModelRunnerOutput | DeviceStepOutput:
+        if executed.pooled is not None and executed.sampled is not None:
+            return self._hand_over(executed, executed.sampled)
         if executed.logits is None:
             return self._hand_over(executed, torch.empty((0, 1), dtype=torch.int32, device=self.device))
         if executed.sampled is not None and grammar_output is None:
@@ -386,7 +396,7 @@ class GPUModelRunner:
         input_ids = torch.zeros(int(starts[-1]), dtype=torch.int32, device=self.device)
         caches = [cache] * spec.num_layers
         hidden = self.model(input_ids, send(positions), caches, self.backend.plan(metadata))
-        if not self.model.stage.is_last:
+        if not self.model.stage.is_last or not self.model.has_head:
             return
         logits = self.model.compute_logits(hidden[send(starts[1:] - 1)])
         if self.model.group.rank > 0:
@@ -544,7 +554,8 @@ class GPUModelRunner:
         """Return the sampled ids, int32 ``[num_sampled, c]``, as soon as the device has them."""
         of_prompts = executed.prompt_logprobs
         of_samples = () if logprobs is None else logprobs.tensors
-        tensors = (*of_samples, *(() if of_prompts is None else of_prompts.tensors))
+        pooled = () if executed.pooled is None else (executed.pooled,)
+        tensors = (*of_samples, *(() if of_prompts is None else of_prompts.tensors), *pooled)
         if self.streams is None:
             if not tensors and executed.metadata.processors is None:
                 return ModelRunnerOutput(token_ids.numpy())
@@ -578,6 +589,7 @@ def _rest(executed: _ExecutedStep, logprobs: GatheredLogprobs | None, host: Sequ
         None if arrays is None else arrays.as_tuple(),
         () if processors is None else [failure.message for failure in processors.failures.values()],
         None if of_prompts is None else of_prompts.arrays(host[num_tensors:]).as_tuple(),
+        None if executed.pooled is None else host[-1].numpy(),
     )
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+POOLED: Final = -9
+"""Stands for the token of a request that ends with its vector."""
 
 
 class AsyncModelRunnerOutput(Protocol):
@@ -34,6 +37,7 @@ class ModelRunnerOutput:
         prompt_logprobs: Of the step's prompt tokens whose requests asked for them: candidates per token (int32, one
             per request that asks), token ids and log-probabilities (int32 and float32, row after row without gaps, the
             prompt's own token first in each) and ranks (int32, one per token). None if no request asked.
+        pooled: float32 ``[num_sampled, width]``, the vectors of pooled requests; None if the model generates.
         row_error: Why rows have no token, in addition to their codes; None if the codes are enough.
     """
 
@@ -41,6 +45,7 @@ class ModelRunnerOutput:
     logprobs: LogprobsTuple | None = None
     prompt_logprobs: LogprobsTuple | None = None
     row_error: str | None = None
+    pooled: npt.NDArray[np.float32] | None = None
 
     def with_tokens(self, token_ids: npt.NDArray[np.int32]) -> ModelRunnerOutput:
         """The same with the step's token ids, int32 ``[num_sampled, c]``; negative ids lose their log-probabilities."""
@@ -64,7 +69,10 @@ LogprobsTuple = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[
 
 
 def make_output(
-    logprobs: LogprobsTuple | None, row_errors: Iterable[str], prompt_logprobs: LogprobsTuple | None = None
+    logprobs: LogprobsTuple | None,
+    row_errors: Iterable[str],
+    prompt_logprobs: LogprobsTuple | None = None,
+    pooled: npt.NDArray[np.float32] | None = None,
 ) -> ModelRunnerOutput:
     """The results of a step other than its tokens.
 
@@ -72,6 +80,7 @@ def make_output(
         logprobs: See the attribute; rows may turn out to have no token.
         row_errors: Why rows have no token.
         prompt_logprobs: See the attribute.
+        pooled: See the attribute.
     """
     row_error = "; ".join(dict.fromkeys(row_errors)) or None
-    return ModelRunnerOutput(np.empty((0, 1), np.int32), logprobs, prompt_logprobs, row_error)
+    return ModelRunnerOutput(np.empty((0, 1), np.int32), logprobs, prompt_logprobs, row_error, pooled)

@@ -48,6 +48,7 @@ from rustvllm.worker.graphs.step_graphs import StepGraphs
 from rustvllm.worker.input_batch import FollowerBatch, InputBatch
 from rustvllm.worker.kv_cache_memory import KVCacheMemory, available_memory
 from rustvllm.worker.model_runner import GPUModelRunner
+from rustvllm.worker.pooler import Pooler
 from rustvllm.worker.step_buffers import BufferSpec, StepBuffers, send_array
 from rustvllm.worker.streams import make_streams
 
@@ -161,6 +162,8 @@ class Worker:
             if self.config.scheduler.async_scheduling and self.group.size > 1 and self.stage.count == 1
             else None,
         )
+        if (pooler := self.config.model.pooler) is not None:
+            self.runner.pooler = Pooler(pooler.seq_pooling_type, self.config.scheduler.max_num_seqs)
         cpu_draw = None if self._threads is None else CpuDraw(self._threads)
         self.runner.sampler = Sampler(cpu_draw)
         self.runner.scorer = Scorer(self.config.model.logprobs_mode, cpu_draw)
@@ -375,7 +378,7 @@ class Worker:
         """The graphs over a KV cache, not captured yet; None if no step runs in a graph."""
         runner, sizes = self._loaded(), self.config.cuda_graphs.capture_sizes
         recorder = make_graph_recorder(self.device)
-        if recorder is None or sizes == () or self._has_no_graphs:
+        if recorder is None or sizes == () or self._has_no_graphs or runner.pooler is not None:
             return None
         if not isinstance(runner.backend, StaticAttentionBackend):
             logger.info("CUDA graphs: none, because attention by %s cannot be captured", runner.backend.name)

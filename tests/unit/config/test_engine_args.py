@@ -343,7 +343,7 @@ def test_neutral_flags_of_later_features_are_let_through():
         ["--enable-prompt-embeds", "--enable_prompt_embeds"],
         ["--no-enable-prompt-embeds"],
         ["--enable-prompt-embeds", "--enable_prompt_embeds", "--no-enable-prompt-embeds", "--no-enable_prompt_embeds"],
-        ["--runner"],  # without an underscore there is one form only
+        ["--task"],  # without an underscore there is one form only
     ],
 )
 def test_flags_that_the_caller_has_are_left_to_it(flags):

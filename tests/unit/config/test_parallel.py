@@ -89,7 +89,7 @@ def args(folder: str, **options: Any) -> EngineArgs:
 
 def test_gpus_that_share_a_model_take_no_adapters() -> None:
     config: Any = SimpleNamespace(
-        model=SimpleNamespace(model_impl="rustvllm", served_model_name=("m",), model="m"),
+        model=SimpleNamespace(model_impl="rustvllm", pooler=None, served_model_name=("m",), model="m"),
         device=SimpleNamespace(device="cuda"),
         parallel=SimpleNamespace(num_ranks=2),
     )

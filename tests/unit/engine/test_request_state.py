@@ -57,6 +57,7 @@ def delta(
         num_computed_prompt_tokens=computed,
         new_logprobs=list(logprobs),
         new_prompt_logprobs=[],
+        pooled=None,
     )
 
 
@@ -167,7 +168,7 @@ def test_a_failure_is_raised_as_what_it_is(kind, error):
     ("error", "is_step_error", "message"),
     [
         ("the model failed", True, "the model failed; ValueError: now"),
-        ("the model produced no valid token", False, "the model produced no valid token"),
+        ("the model's output is not finite", False, "the model's output is not finite"),
         ("the grammar could not be compiled", False, "the grammar could not be compiled"),
     ],
 )

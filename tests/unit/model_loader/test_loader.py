@@ -29,7 +29,7 @@ def load(folder, config=None, *, load_format="auto", dtype=torch.float32, max_mo
     hf_config = config if config is not None else json.loads((folder / "config.json").read_text())
     model_config = SimpleNamespace(
         model="m", path=folder, hf_config=hf_config, architecture=hf_config["architectures"][0],
-        max_model_len=max_model_len, seed=seed, model_impl="rustvllm",
+        max_model_len=max_model_len, seed=seed, model_impl="rustvllm", pooler=None,
         config_file=config_file or (folder and folder / "config.json"),
     )  # fmt: skip
     return load_model(model_config, LoadConfig(load_format=load_format), dtype, torch.device("cpu"), 1 << 30)

@@ -61,6 +61,24 @@ class EngineFlags:
         "auto",
         group="model",
     )
+    runner: str = arg(
+        "generate: text; pooling: embeddings; auto: pooling for the folder of a sentence-transformers model and for "
+        "classes such as Qwen3Model, else generate",
+        "auto",
+        group="model",
+    )
+    convert: str = arg(
+        "embed: make embeddings with a model that generates text, as --runner pooling does; auto, none: as --runner "
+        "says",
+        "auto",
+        group="model",
+    )
+    pooler_config: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise
+        'how embeddings are made, as JSON: {"pooling_type": "LAST", "MEAN" or "CLS", "use_activation": true: of length '
+        "1, \"dimensions\": N} (default: as the model's folder says, else the last token's, of length 1)",
+        type=parse_json_object,
+        group="model",
+    )
     trust_remote_code: bool = arg(
         "run Python code from the model's folder, with all rights of this process, if neither rustvllm nor "
         "transformers knows the architecture",

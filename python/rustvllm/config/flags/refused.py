@@ -32,8 +32,6 @@ _PROBES = "one launcher starts and watches all processes; GET /health reports th
 _COMPILED = "rustvllm does not compile models; decode steps run as CUDA graphs (--cudagraph-capture-sizes)"
 _STEPS = "rustvllm bench step, --trace and --step-trace-file show where the time of a step goes"
 
-_ONE_TASK = "rustvllm only generates text"
-
 REFUSED_ARGUMENTS: Final[Mapping[str, str]] = {
     # the reason -> the engine arguments (each is also a flag) that it refuses, with the values that ask for nothing
     "this process runs one engine; rustvllm serve -dp N starts N engines": "data_parallel_size=1",
@@ -52,7 +50,7 @@ REFUSED_ARGUMENTS: Final[Mapping[str, str]] = {
         "tokenizer_revision=None"
     ),
     "revision applies to the model and its code": "code_revision=None",
-    _ONE_TASK: "runner=auto,generate task=auto,generate",
+    "set runner to pooling for embeddings": "task=auto,generate",
     "messages can only hold text": "limit_mm_per_prompt=None",
     "rustvllm does not compile models; cudagraph_capture_sizes sets the sizes of CUDA graphs": (
         "compilation_config=None,0,1,2,3"
@@ -115,9 +113,7 @@ REFUSED: Final[Mapping[str, str]] = {
         "--fingerprint-mode=full --fingerprint-value"
     ),
     "a request gets its times with `timings` in its body": "--enable-per-request-metrics",
-    "rustvllm only generates text: it has no pooling, scoring or embedding": (
-        "--convert=auto,none --pooler-config --io-processor-plugin"
-    ),
+    "prompts are text or token ids, and answers text or embeddings": "--io-processor-plugin",
     "rustvllm reads the quantization from the checkpoint; --quantization int8 quantises other checkpoints": (
         "--quantization-config={} --allow-deprecated-quantization"
     ),

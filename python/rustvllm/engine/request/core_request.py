@@ -3,13 +3,13 @@
 from copy import deepcopy
 from dataclasses import dataclass, field
 from time import monotonic_ns, time_ns
-from typing import Any, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 from rustvllm import _core
 from rustvllm.logger import init_logger
 from rustvllm.lora.request import LoRARequest
 from rustvllm.parameter_checks import check_number
-from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams
+from rustvllm.sampling_params import PoolingParams, PromptOnlyParams, RequestOutputKind, SamplingParams
 from rustvllm.sampling_params.table import FILTERS, SAMPLING_LISTS
 from rustvllm.tenant import Tenant
 
@@ -27,7 +27,13 @@ MASK64: Final = 2**64 - 1
 
 
 class EngineParams(SamplingParams):
-    """Checked and normalised: tuples for lists, neutral filters for a greedy request. Made by :func:`engine_params`."""
+    """Checked and normalised: tuples for lists, neutral filters for a greedy request. Made by :func:`engine_params`.
+
+    Attributes:
+        pooling: What is asked of an embedding, with the model's defaults; None: the request generates.
+    """
+
+    pooling: ClassVar[PoolingParams | None] = None  # of an instance that :func:`pooling_params` made, its own
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"{name} of a request that was made cannot be changed")
@@ -39,7 +45,8 @@ class EngineParams(SamplingParams):
 
     def clone(self, **changes: Any) -> SamplingParams:
         """A copy of its own for a caller, which may be changed."""
-        return PromptOnlyParams(**{**vars(self), **changes})
+        own = {name: value for name, value in vars(self).items() if name != "pooling"}
+        return PromptOnlyParams(**{**own, **changes})
 
     @property
     def num_prompt_token_ids(self) -> int:
@@ -69,6 +76,24 @@ def engine_params(params: SamplingParams) -> EngineParams:
         params.engine_copy = _normalised(params)
     made: EngineParams = params.engine_copy
     return made
+
+
+def pooling_params(params: PoolingParams) -> EngineParams:
+    """The parameters of a request that ends with the vector of its prompt.
+
+    Args:
+        params: With the model's defaults. It is not changed.
+    """
+    prompt_only = PromptOnlyParams(
+        max_tokens=0,
+        temperature=0.0,
+        detokenize=False,
+        truncate_prompt_tokens=params.truncate_prompt_tokens,
+        truncation_side=params.truncation_side or "right",
+        skip_reading_prefix_cache=params.skip_reading_prefix_cache,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    return _made_of({**vars(engine_params(prompt_only)), "pooling": params})
 
 
 def _made_of(values: dict[str, Any]) -> EngineParams:

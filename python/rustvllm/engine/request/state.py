@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Protocol
 
 from rustvllm import _core
+from rustvllm.engine.request.pooling import finished_vector
 from rustvllm.exceptions import (
     EngineDeadError,
     GrammarsFullError,
@@ -21,7 +22,7 @@ from rustvllm.exceptions import (
 from rustvllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs, PromptTokenLogprobs
 from rustvllm.lora.request import LoRARequest
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestMetrics, RequestOutput
-from rustvllm.sampling_params import RequestOutputKind
+from rustvllm.sampling_params import PoolingParams, RequestOutputKind
 
 
 class EventSink(Protocol):
@@ -153,6 +154,7 @@ class RequestState:
         prompt_progress: bool = False,
         adapter: int = 0,
         lora_request: LoRARequest | None = None,
+        pooling: PoolingParams | None = None,
     ) -> None:
         """Start with nothing generated.
 
@@ -174,6 +176,7 @@ class RequestState:
             prompt_progress: How far the prompt is, is news.
             adapter: Number of the adapter that it needs.
             lora_request: That adapter, as the caller asked for it.
+            pooling: What its vector should be; None: it ends without one.
         """
         self.request_id = request_id
         self.prompt = prompt
@@ -193,6 +196,7 @@ class RequestState:
         self.sink = sink
         self.adapter = adapter
         self._lora_request = lora_request
+        self._pooling, self._pooled = pooling, b""
         self._choice = choice
         self._prompt_logprobs, self._prompt_token_logprobs = prompt_logprobs, prompt_token_logprobs
         self._unread: list[_core.RequestDelta] = []  # their log-probabilities of the prompt
@@ -280,6 +284,8 @@ class RequestState:
             metrics.first_scheduled_time = delta.first_scheduled_ts
         if self._tells_progress:
             self._note_progress(delta)
+        if delta.pooled is not None:
+            self._pooled = delta.pooled
         if delta.new_token_ids:
             if metrics.first_token_time is None:
                 metrics.first_token_time = delta.first_token_ts or time.monotonic()
@@ -408,6 +414,7 @@ class RequestState:
             prompt_progress_time=None if progress is None else progress[1],
             error=self.error,
             lora_request=self._lora_request,
+            pooled=finished_vector(self._pooled, self._pooling) if self._pooling and self._pooled else None,
         )
 
 

@@ -28,6 +28,10 @@ def describe_engine(config: EngineConfig, num_blocks: int) -> list[str]:
         + (f", prefix caching ({_hash_function(cache)})" if cache.enable_prefix_caching else ""),
         f"Concurrency up to {scheduler.max_num_seqs} requests; the KV cache holds {full_length:.1f} of full length",
     ]
+    if (pooler := model.pooler) is not None:
+        size = pooler.dimensions or model.embedding_size
+        length = ", of length 1" if pooler.use_activation else ""
+        lines.append(f"Embeddings  {size} numbers each{length}, {pooler.seq_pooling_type} pooling")
     if scheduler.preemption_mode == "swap":
         lines.append(f"Preemption  by swap, {cache.swap_space:g} GiB of CPU memory")
     if (speculation := config.speculation) is not None:
