@@ -95,8 +95,11 @@ def test_errors_are_the_sdks_own_exceptions(client, model):
     assert "temperature" in wrong.value.body["message"]
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model=model, prompt="a", temperature=-1, stream=True)
-    with pytest.raises(openai.InternalServerError) as unbuilt:
+    with pytest.raises(openai.BadRequestError) as other_runner:
         client.embeddings.create(model=model, input="a")
+    assert "--runner pooling" in other_runner.value.body["message"]
+    with pytest.raises(openai.InternalServerError) as unbuilt:
+        client.moderations.create(model=model, input="a")
     assert unbuilt.value.status_code == 501
     assert client.completions.create(model=model, prompt="a", max_tokens=1).choices
 

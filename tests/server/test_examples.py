@@ -12,6 +12,7 @@ EXPECTED = {
     "basic.py": ["'Once upon a time' -> '", "'In the forest' -> '"],
     "completion_client.py": ["choice 0: '", "choice 1: '"],
     "chat.py": ["user: Tell me a story about a boat.\nassistant: "],
+    "embeddings.py": [" numbers each", "'The dog ran in the park.'"],
     "enqueue.py": [
         "<Scheduler after step 1: running 2 (0, 1), waiting 1 (2), swapped 0; ",
         "<Request '1' RUNNING: ",

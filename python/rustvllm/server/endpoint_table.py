@@ -9,7 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rustvllm.server.dashboard import routes as dashboard
-from rustvllm.server.endpoints import adapters, chat, completions, front_page, health, metrics, models, tokenization
+from rustvllm.server.endpoints import (
+    adapters,
+    chat,
+    completions,
+    embeddings,
+    front_page,
+    health,
+    metrics,
+    models,
+    tokenization,
+)
 from rustvllm.server.errors import NotSupportedYetError
 from rustvllm.server.http.endpoint import Endpoint
 from rustvllm.server.schemas import protocol, responses
@@ -35,6 +45,16 @@ ENDPOINTS: Final = (
         takes=(protocol.ChatCompletionRequest,),
         answer=responses.ChatCompletionResponse,
         chunk=responses.ChatCompletionChunk,
+        errors=_WITH_BODY,
+        generates=True,
+        is_direct=True,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/embeddings",
+        embeddings.create_embeddings,
+        takes=(protocol.EmbeddingRequest,),
+        answer=responses.EmbeddingResponse,
         errors=_WITH_BODY,
         generates=True,
         is_direct=True,
@@ -116,7 +136,6 @@ ENDPOINTS: Final = (
 """A path's guards hold for all its methods, so the rows of one path agree on them."""
 
 _UNBUILT = """
-    POST /v1/embeddings
     POST /v1/responses
     GET /v1/responses/{rest:path}
     POST /v1/responses/{rest:path}

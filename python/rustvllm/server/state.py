@@ -58,6 +58,8 @@ class ServedModel:
         self.max_model_len = config.model.max_model_len
         self.vocab_size = config.model.vocab_size
         self.check_num_logprobs = config.model.check_num_logprobs
+        self.check_runner = config.model.check_runner
+        self.generates = config.model.pooler is None
         self.created = int(time.time())
         self.default_sampling = _default_sampling(config.model)
         own_limit = config.model.generation_config.get("max_new_tokens")
@@ -68,7 +70,7 @@ class ServedModel:
         if own := settings.chat_template or getattr(self.tokenizer, "chat_template", None):
             self.has_own_chat_template = True
             self.chat_template = own
-        elif self.tokenizer is not None:
+        elif self.tokenizer is not None and config.model.pooler is None:
             logger.warning(
                 "%s has no chat template: /v1/chat/completions uses a plain one (a single user message unchanged, "
                 "several as lines of 'role: text'); set another with --chat-template",

@@ -184,6 +184,8 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
     model = state.model
     await model.refresh_adapters(request.model)
     name = model.resolve_name(request.model)
+    if not model.generates:
+        model.check_runner("generate")
     face = face_type(request, state, model)  # type: ignore[arg-type]  # its shape is R
     run = partial(at_size, raw_request)
     await run(face.read_fields)
@@ -208,7 +210,7 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
             request.priority or 0,
             sinks=stream,
             arrival_ns=raw_request.scope[ARRIVAL_NS],
-            tenant=_tenant(raw_request, request.user),
+            tenant=tenant_of(raw_request, request.user),
             lora_request=model.adapter_request(name),
             ends_after_call=face.ends_after_call,
         )
@@ -234,7 +236,7 @@ def _with_unenforced(response: Response, face: Face[Any]) -> Response:
     return response
 
 
-def _tenant(raw_request: Request, user: str | None) -> Tenant | None:
+def tenant_of(raw_request: Request, user: str | None) -> Tenant | None:
     """Who is charged for a request: the tenant whose key it has, and the user that it names."""
     of_key: Tenant | None = raw_request.scope.get(TENANT)
     if not user:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rustvllm.logger import init_logger
 from rustvllm.outputs import RequestOutput
-from rustvllm.sampling_params import RequestOutputKind, SamplingParams
+from rustvllm.sampling_params import PoolingParams, RequestOutputKind, SamplingParams
 from rustvllm.server.flags.log_args import RequestLogSettings
 
 logger = init_logger(__name__)
@@ -30,7 +30,7 @@ class RequestLog:
         params: Of all its prompts.
     """
 
-    def __init__(self, settings: RequestLogSettings, request_id: str, params: SamplingParams) -> None:
+    def __init__(self, settings: RequestLogSettings, request_id: str, params: SamplingParams | PoolingParams) -> None:
         self._settings = settings
         self._request_id = request_id
         self._params = params
@@ -79,12 +79,13 @@ class RequestLog:
         return repr(value)
 
 
-def _changed(params: SamplingParams) -> str:
-    """The parameters that are not as :class:`SamplingParams` has them by itself."""
-    default = SamplingParams()
+def _changed(params: SamplingParams | PoolingParams) -> str:
+    """The parameters that are not as their class has them by itself."""
+    default = type(params)()
     parts = (
         f"{field.name}={_SHORT.repr(getattr(params, field.name))}"
         for field in dataclasses.fields(params)
         if field.name != "output_kind" and getattr(params, field.name) != getattr(default, field.name)
     )
-    return f"SamplingParams({', '.join(parts)})"[:_MAX_PARAMS_CHARS]
+    name = "PoolingParams" if isinstance(params, PoolingParams) else "SamplingParams"
+    return f"{name}({', '.join(parts)})"[:_MAX_PARAMS_CHARS]

@@ -16,6 +16,8 @@ from rustvllm.text.tokenizer import TokenIds
 
 MAX_CHOICES = 16384
 """Most choices (prompts × n) of one request."""
+MAX_INPUTS = 2048
+"""Most texts of one request for embeddings, as OpenAI has it."""
 MAX_MESSAGES = 8192
 """Most messages of a conversation."""
 MAX_FREE_VALUES = 1 << 16
@@ -83,7 +85,7 @@ def _compact_tokens(ids: list[int]) -> TokenIdList:
     return _compact(ids, "holds")
 
 
-def parse_prompts(value: Any) -> list[str | TokenIdList]:
+def parse_prompts(value: Any, limit: int = MAX_CHOICES) -> list[str | TokenIdList]:
     """The four shapes of ``prompt`` as one list of texts and token-id lists.
 
     Written by hand rather than as a union of types: a wrong element in a list of a million ids must cost one message,
@@ -100,8 +102,8 @@ def parse_prompts(value: Any) -> list[str | TokenIdList]:
         raise ValueError("must not be an empty list")
     if _is_ids(value):
         return [_compact(value, "holds")]
-    if len(value) > MAX_CHOICES:
-        raise ValueError(f"has {len(value)} prompts; the limit per request is {MAX_CHOICES}")
+    if len(value) > limit:
+        raise ValueError(f"has {len(value)} prompts; the limit per request is {limit}")
     prompts: list[str | TokenIdList] = []
     for index, item in enumerate(value):
         if isinstance(item, str):
@@ -116,6 +118,11 @@ def parse_prompts(value: Any) -> list[str | TokenIdList]:
     if len({isinstance(prompt, str) for prompt in prompts}) > 1:
         raise ValueError("must not mix strings and token ids")
     return prompts
+
+
+def parse_inputs(value: Any) -> list[str | TokenIdList]:
+    """The same for ``input`` of an embedding."""
+    return parse_prompts(value, MAX_INPUTS)
 
 
 def _none_if_false(value: Any) -> Any:
@@ -276,6 +283,33 @@ class CompletionRequest(GenerationRequest):
     thinking_token_budget: int | None = _described(
         "Most tokens of the model's thoughts, then they are ended; -1: any number.", minimum=-1
     )
+
+
+class EmbeddingRequest(BaseModel):
+    """Body of ``POST /v1/embeddings``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = _described("A name by which this server serves its model; left out: the first of them.")
+    input: Annotated[Any, AfterValidator(parse_inputs), WithJsonSchema(_PROMPT_SCHEMA)]
+    encoding_format: Literal["float", "base64"] | None = _described(
+        "`float`: a list of numbers; `base64`: float32 numbers, little-endian, as base64.", "float"
+    )
+    dimensions: int | None = _described(
+        "Keep so many numbers; only for models that were trained for it (Matryoshka).", minimum=1
+    )
+    use_activation: bool | None = _described("Normalise to length 1; the default is the model's.")
+    truncate_prompt_tokens: int | None = _described("Keep so many tokens of each input; -1: as fit.", minimum=-1)
+    truncation_side: Literal["left", "right"] | None = _described("Which end is cut off; `right` by default.")
+    add_special_tokens: bool | None = _described("Let the tokenizer add its special tokens; the default.")
+    priority: int | None = _described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
+    user: str | None = _described(
+        "With `--scheduling-policy fair`, shares what its API key gets with the key's other users."
+    )
+    cache_salt: str | None = _described(
+        "Share cached blocks only with requests of the same salt.", minLength=1, maxLength=128
+    )
+    request_id: str | None = _described("Part of the answer's id; the header `X-Request-Id` wins.", maxLength=256)
 
 
 class ChatMessage(BaseModel):

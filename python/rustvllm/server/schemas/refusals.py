@@ -21,6 +21,22 @@ def _no_tool(value: Any) -> bool:
     return value is None or value == "none"
 
 
+def _no_padding(value: Any) -> bool:
+    return value is None or value == "do_not_pad"
+
+
+def _float32(value: Any) -> bool:
+    return value is None or value == "float32"
+
+
+def _native(value: Any) -> bool:
+    return value is None or value in ("native", "little")
+
+
+def _embed(value: Any) -> bool:
+    return value is None or value == "embed"
+
+
 Refusals = Mapping[str, tuple[Callable[[Any], bool], str]]
 """Field -> whether a value asks for nothing, and what to do instead (may be empty)."""
 
@@ -54,4 +70,13 @@ CHAT_REFUSALS: Refusals = {
     "modalities": (_text_modality, "answers are text"),
     "web_search_options": (_nothing, ""),
     "media_io_kwargs": (_nothing, ""),
+}
+EMBEDDING_REFUSALS: Refusals = {
+    "messages": (_nothing, "send texts as input; POST /tokenize makes token ids of a conversation"),
+    "normalize": (_nothing, "it is called use_activation"),
+    "padding": (_no_padding, "an input is computed as it is"),
+    "embed_dtype": (_float32, "embeddings are float32"),
+    "endianness": (_native, "base64 is little-endian"),
+    "task": (_embed, "there is no other pooling task"),
+    "mm_processor_kwargs": (_nothing, "inputs are text"),
 }

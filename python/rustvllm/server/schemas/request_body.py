@@ -35,7 +35,7 @@ _MAX_NAMES_LOGGED = 256
 _logged_names: set[str] = set()
 _BODY_SIZE = "rustvllm.body_size"
 _JSON_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_SHAPED = frozenset({"prompt", "tokens", "stop", "stop_token_ids", *SAMPLING_LISTS})
+_SHAPED = frozenset({"prompt", "input", "tokens", "stop", "stop_token_ids", *SAMPLING_LISTS})
 """Fields with limits of their own."""
 
 

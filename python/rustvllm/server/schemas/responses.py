@@ -120,6 +120,25 @@ class CompletionChunkChoice(_CompletionChoice):
     finish_reason: FinishReason | None
 
 
+class Embedding(_Answer):
+    """The vector of one input."""
+
+    object: Literal["embedding"]
+    index: int = Field(description="Which input it is of.")
+    embedding: list[float] | str = Field(description="A text with `encoding_format` base64.")
+
+
+class EmbeddingResponse(_Answer):
+    """Answer of ``POST /v1/embeddings``."""
+
+    id: str
+    object: Literal["list"]
+    created: int = Field(description="Seconds since 1970.")
+    model: str
+    data: list[Embedding]
+    usage: Usage
+
+
 class _Header(_Answer):
     id: str
     created: int = Field(description="Seconds since 1970.")

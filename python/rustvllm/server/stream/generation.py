@@ -13,7 +13,7 @@ from starlette.types import Receive
 from rustvllm.exceptions import InvalidRequestError, RequestFailedError
 from rustvllm.lora.request import LoRARequest
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestOutput
-from rustvllm.sampling_params import SamplingParams
+from rustvllm.sampling_params import PoolingParams, SamplingParams
 from rustvllm.server.errors import ClientDisconnectedError
 from rustvllm.server.http.request_ids import MAX_REQUEST_ID_CHARS, REQUEST_ID, RequestId, is_valid_request_id
 from rustvllm.server.http.request_log import RequestLog
@@ -86,7 +86,7 @@ class Generation:
         state: ServerState,
         model: ServedModel,
         prompts: Sequence["PromptType"],
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         request_id: str,
         priority: int,
         sinks: StreamSinks | None = None,
