@@ -10,9 +10,9 @@ import signal
 import openai
 import pytest
 from embedded_server import MODEL, wait_until_idle
-from openai.types import Completion, Model
+from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from server_process import FAKE, ServerProcess
+from server_process import FAKE, REAL, ServerProcess
 
 PROMPT = "Once upon a time"
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -167,3 +167,31 @@ def test_a_server_that_loads_is_asked_again():
             assert caught.value.response.headers["retry-after"] == "1"
             patient = impatient.with_options(max_retries=60)
             assert patient.completions.create(model="fake", prompt="a", max_tokens=2).usage.completion_tokens == 2
+
+
+async def test_embeddings_of_both_clients():
+    texts = [PROMPT, "The dog ran.", "The sea was calm."]
+    with ServerProcess([*REAL, "--port", "0", "--runner", "pooling"]) as server:
+        base = {"base_url": f"{server.wait_until_ready()}/v1", "api_key": "none", "max_retries": 0, "timeout": 60}
+        with openai.OpenAI(**base) as client:
+            packed = client.embeddings.create(model=MODEL, input=texts)  # the SDK asks for base64 and unpacks it
+            raw = client.embeddings.with_raw_response.create(
+                model=MODEL, input=texts, encoding_format="float", user="u"
+            )
+            plain = CreateEmbeddingResponse.model_validate_json(raw.text)
+            assert plain == raw.parse()
+            [alone] = client.embeddings.create(model=MODEL, input=[5, 6, 7], extra_body={"use_activation": False}).data
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.embeddings.create(model=MODEL, input="a", dimensions=8)
+            assert caught.value.param == "dimensions"
+            with pytest.raises(openai.BadRequestError, match="makes embeddings here"):
+                client.completions.create(model=MODEL, prompt="a")
+        async with openai.AsyncOpenAI(**base) as client:
+            several = [client.embeddings.create(model=MODEL, input=text) for text in texts]
+            singles = [answer.data[0].embedding for answer in await asyncio.gather(*several)]
+    for one, other, single in zip(packed.data, plain.data, singles, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-7)
+        assert one.embedding == pytest.approx(single, abs=1e-5)
+        assert sum(number * number for number in one.embedding) == pytest.approx(1.0, abs=1e-5)
+    assert sum(number * number for number in alone.embedding) > 1.1
+    assert packed.usage.prompt_tokens == packed.usage.total_tokens > len(texts)
