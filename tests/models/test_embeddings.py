@@ -101,9 +101,12 @@ def test_a_sentence_transformers_folder_says_how_it_pools(qwen3, tmp_path):
     (tmp_path / "1_Pooling").mkdir()
     flags = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(flags))
-    with LLM(folder, **OPTIONS) as llm:
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 62}))
+    with LLM(folder, **(OPTIONS | {"max_model_len": None})) as llm:
+        assert llm.model_config.max_model_len == 62
         check(llm, model.model, "MEAN", normalised=False)
         check(llm, model.model, "MEAN", params=PoolingParams(use_activation=True))
+    (tmp_path / "sentence_bert_config.json").unlink()
     with LLM(folder, pooler_config={"pooling_type": "LAST", "use_activation": True}, **OPTIONS) as llm:
         check(llm, model.model, "LAST")
         check(llm, model.model, "LAST", params=PoolingParams(use_activation=False), normalised=False)

@@ -21,7 +21,7 @@ from rustvllm.config.architectures import (
 from rustvllm.config.checkpoint import gguf_config
 from rustvllm.config.checkpoint.gguf_file import GgufFile, is_gguf
 from rustvllm.config.checkpoint.quantized_folders import read_quantization
-from rustvllm.config.pooler import find_pooler
+from rustvllm.config.pooler import find_pooler, longest_text
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 
@@ -145,6 +145,8 @@ def read_model_config(
         generation = _read_generation_config(path, generation_config)
     generation.update(override_generation_config or {})
     longest = _longest(config, positions, file)
+    if pooler is not None:
+        longest = longest_text(path, longest)
     try:
         return ModelConfig(
             model=model,

@@ -209,6 +209,26 @@ def _pooling_type(about: Mapping[str, Any], file: Path) -> str:
     )
 
 
+def longest_text(folder: Path, longest: int) -> int:
+    """Most tokens of a text, where sentence-transformers' file says that the model takes fewer than ``longest``.
+
+    Raises:
+        ModelLoadError: The file is wrong, or asks for texts in lower case.
+    """
+    file = folder / "sentence_bert_config.json"
+    about = _read_json(file, dict) or {}
+    if about.get("do_lower_case") is True:
+        raise ModelLoadError(
+            f"{file}: do_lower_case is true, but rustvllm does not change texts: only false is supported"
+        )
+    most = about.get("max_seq_length")
+    if most is None:
+        return longest
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise ModelLoadError(f"{file}: max_seq_length must be a positive integer, got {most!r:.80}")
+    return min(most, longest)
+
+
 def _read_json(file: Path, kind: type[Any]) -> Any:
     """A JSON value from a file of sentence-transformers; None if there is no such file."""
     if not file.is_file():

@@ -7,7 +7,7 @@ import pytest
 
 from rustvllm.config.architectures import ARCHITECTURES, BARE_CLASSES
 from rustvllm.config.engine_args import EngineArgs
-from rustvllm.config.pooler import MAX_FILE_BYTES, PoolerConfig, check_pooling_flags, find_pooler
+from rustvllm.config.pooler import MAX_FILE_BYTES, PoolerConfig, check_pooling_flags, find_pooler, longest_text
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.observe.inspect.description import describe_engine
 from rustvllm.process.config_json import dump_config, load_config
@@ -102,6 +102,32 @@ def test_files_that_are_wrong_are_named(tmp_path, modules, says):
         find(tmp_path)
     assert "modules.json" in str(caught.value)
     assert find(tmp_path, runner="generate") is None
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        (None, 512),
+        ({}, 512),
+        ({"max_seq_length": None, "do_lower_case": False}, 512),
+        ({"max_seq_length": 64}, 64),
+        ({"max_seq_length": 4096}, 512),
+        ({"max_seq_length": 0}, "max_seq_length must be a positive integer, got 0"),
+        ({"max_seq_length": True}, "must be a positive integer"),
+        ({"max_seq_length": "64"}, "must be a positive integer"),
+        ({"do_lower_case": True}, "do_lower_case is true"),
+        ([], "must hold a JSON object"),
+    ],
+    ids=range(10),
+)
+def test_a_folder_may_say_how_long_a_text_is(tmp_path, about, expected):
+    if about is not None:
+        (tmp_path / "sentence_bert_config.json").write_text(json.dumps(about))
+    if isinstance(expected, int):
+        assert longest_text(tmp_path, 512) == expected
+        return
+    with pytest.raises(ModelLoadError, match=expected):
+        longest_text(tmp_path, 512)
 
 
 def test_a_folder_whose_modules_do_not_pool_generates(tmp_path):

@@ -20,12 +20,13 @@ from fake_cuda import DEVICE, FakeCuda, on_fake_cuda, use_fake_cuda
 from fake_streams import FakeRecorder
 from torch._subclasses.fake_tensor import FakeTensor
 
-from rustvllm import LLMEngine, SamplingParams, StructuredOutputsParams
+from rustvllm import LLMEngine, PoolingParams, SamplingParams, StructuredOutputsParams
 from rustvllm.attention.triton_backend import TritonAttentionPlan
 from rustvllm.config.engine_args import EngineArgs
 from rustvllm.lora import store as store_module
 from rustvllm.lora.request import LoRARequest
 from rustvllm.worker import worker as worker_module
+from rustvllm.worker.step_output import POOLED
 
 A = 66
 """The token of every sample: an "a" of the embedded model's tokenizer."""
@@ -75,6 +76,8 @@ def engine(cuda, monkeypatch_module):
         recorder = FakeRecorder() if graphs else None
         monkeypatch_module.setattr(worker_module, "make_graph_recorder", lambda device: recorder)
         options = DRAFTS | options if options.pop("drafts", False) else options
+        if (pooling := options.pop("pooling", None)) is not None:
+            options |= {"runner": "pooling", "pooler_config": {"pooling_type": pooling}}
         engines.append(LLMEngine.from_engine_args(EngineArgs(**(OPTIONS | options))))
         runner = engines[-1].engine_core.core.executor._runner
         assert (runner.device, runner.backend.name) == (DEVICE, "triton")
@@ -153,6 +156,16 @@ def test_no_step_waits_for_the_device(engine, cuda, kind, graphs):
     assert all(set(output.token_ids) == {A} for output in ended)
     assert "_attention_kernel" in cuda.launches, "steps were watched"
     assert ("_list_kernel" in cuda.launches) == graphs, "prompts ran in graphs"
+    assert cuda.faults == []
+
+
+@pytest.mark.parametrize("pooling", ["LAST", "MEAN", "CLS"])
+def test_no_step_that_pools_waits_for_the_device(engine, cuda, monkeypatch, pooling):
+    monkeypatch.setattr(cuda, "fetched", POOLED)
+    ended = generate(engine(pooling=pooling, graphs=True), [PoolingParams()])
+    assert all((output.token_ids, output.finish_reason) == ([], "stop") for output in ended)
+    assert "_attention_kernel" in cuda.launches, "steps were watched"
+    assert "_list_kernel" not in cuda.launches, "none ran in graphs, which have logits"
     assert cuda.faults == []
 
 
