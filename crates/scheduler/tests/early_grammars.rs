@@ -10,10 +10,10 @@ use std::{
     },
 };
 
-use common::{request, scheduler};
+use common::{request, scheduler, step};
 use scheduler::{
     FinishReason, GrammarCompiler, GrammarKind, GrammarNews, GrammarProgress, GrammarSpec, GrammarWork,
-    NewRequest, RequestError, RequestKey, Scheduler, SchedulerConfig, TokenRows, egress::Consumer,
+    NewRequest, RequestError, RequestKey, Scheduler, SchedulerConfig, egress::Consumer,
 };
 
 /// A grammar that is as far as its text says: `ready`, `failed`, else it is being compiled.
@@ -64,16 +64,6 @@ fn add(scheduler: &Scheduler, id: &str, grammar: &str) -> RequestKey {
     let key = new.key;
     scheduler.handle().add_request(new).expect("a request that fits");
     key
-}
-
-/// Who runs in the next step, which is updated with sevens.
-fn step(scheduler: &mut Scheduler) -> Vec<String> {
-    let Some(output) = scheduler.schedule().expect("a free set") else { return Vec::new() };
-    let view = scheduler.step_view(&output).expect("the step is in flight");
-    let sampled = vec![7; output.num_sampled as usize];
-    scheduler.update_from_output(&output, TokenRows::column(&sampled)).expect("the step in flight");
-    scheduler.check_invariants();
-    view.scheduled.into_iter().map(|request| request.request_id).collect()
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{request, scheduler};
+use common::{request, scheduler, step};
 use scheduler::{FinishReason, PauseState, RequestKey, Scheduler, SchedulerConfig, TokenRows};
 
 fn add(scheduler: &Scheduler, id: &str, num_prompt: u32, max_tokens: u32) -> RequestKey {
@@ -10,16 +10,6 @@ fn add(scheduler: &Scheduler, id: &str, num_prompt: u32, max_tokens: u32) -> Req
     let key = new.key;
     scheduler.handle().add_request(new).expect("a request that fits");
     key
-}
-
-/// Who runs in the next step, which is updated with sevens; empty: nothing can run.
-fn step(scheduler: &mut Scheduler) -> Vec<String> {
-    let Some(output) = scheduler.schedule().expect("a free set") else { return Vec::new() };
-    let view = scheduler.step_view(&output).expect("the step is in flight");
-    let sampled = vec![7; output.num_sampled as usize];
-    scheduler.update_from_output(&output, TokenRows::column(&sampled)).expect("the step in flight");
-    scheduler.check_invariants();
-    view.scheduled.into_iter().map(|request| request.request_id).collect()
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub(crate) const MIN_ROWS_TO_PACK: usize = 8;
 /// Rows of the cache that are read next: a chunk's values while its keys are, the next chunk's keys while its values are. They
 /// are asked for line by line as they lie in memory, so that the processor sees what follows, and a few lines at a time: it
 /// keeps track of few requests, and computes nothing while it waits for one to end.
-struct Ahead<'a, C> {
+struct NextRows<'a, C> {
     rows: std::slice::Iter<'a, *const C>,
     /// The row whose lines are asked for, and the byte of it that is next.
     row: *const u8,
@@ -40,7 +40,7 @@ struct Ahead<'a, C> {
     due: usize,
 }
 
-impl<'a, C> Ahead<'a, C> {
+impl<'a, C> NextRows<'a, C> {
     /// All lines of `rows`, in as many calls of [`Self::ask`].
     fn new(rows: &'a [*const C], row_bytes: usize, num_calls: usize) -> Self {
         let (num_lines, num_calls) = (rows.len() * row_bytes.div_ceil(LINE), num_calls.max(1));
@@ -96,7 +96,7 @@ pub(crate) unsafe fn walk<S: Simd, E: Number, C: Cached>(
     let mut next = chunks.next().map(locate);
     if let Some(first) = &next {
         // Nothing asked for these.
-        Ahead::new(&first.keys[..first.num_keys], row_bytes, 1).ask::<S>();
+        NextRows::new(&first.keys[..first.num_keys], row_bytes, 1).ask::<S>();
     }
     while let Some(found) = next {
         next = chunks.next().map(locate);
@@ -169,7 +169,7 @@ impl<C: Cached> Chunk<'_, C> {
         let Self { rows: found, seen, num_heads, .. } = self;
         let (dim, head_len) = (self.dim, self.head_len());
         let num_calls = found.num_keys.div_ceil(KEYS_AT_ONCE) * num_heads;
-        let mut ahead = Ahead::new(&found.values[..found.num_keys], self.row_bytes(), num_calls);
+        let mut ahead = NextRows::new(&found.values[..found.num_keys], self.row_bytes(), num_calls);
         for first in (0..found.num_keys).step_by(KEYS_AT_ONCE) {
             for head in 0..*num_heads {
                 ahead.ask::<S>();
@@ -208,7 +208,7 @@ impl<C: Cached> Chunk<'_, C> {
         let (dim, head_len) = (self.dim, self.head_len());
         let Scratch { sums, scores, factors, .. } = scratch;
         let num_calls = found.num_keys / 2 * num_panels::<S>(dim) * num_heads;
-        let mut ahead = Ahead::new(next, self.row_bytes(), num_calls);
+        let mut ahead = NextRows::new(next, self.row_bytes(), num_calls);
         for head in 0..*num_heads {
             let mut row = 0;
             while row < seen.len() {

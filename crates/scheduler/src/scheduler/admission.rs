@@ -2,8 +2,8 @@
 //!
 //! A cursor walks through the queue. It skips a request that is not ready: its grammar is not compiled, a step with it
 //! is still in flight, the request that it forks has not computed enough, there is no place for its adapter, or a pause
-//! keeps it waiting. Such a request delays no other. The first request that is ready but does not fit ends the walk; with look-past, it may be
-//! overtaken a limited number of times.
+//! keeps it waiting. Such a request delays no other. The first request that is ready but does not fit ends the walk; with
+//! look-past, it may be overtaken a limited number of times.
 
 use kvblocks::BlockId;
 

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use scheduler::{
     FinishReason, NewRequest, RepetitionDetection, SamplingParams, Scheduler, SchedulerConfig, StepBuffers,
+    TokenRows,
 };
 
 /// A small, fast, good enough generator (splitmix64), so that a seed names a run for ever.
@@ -122,4 +123,14 @@ pub fn scheduler(config: &SchedulerConfig, num_sets: usize) -> Scheduler {
 pub fn request(scheduler: &Scheduler, id: &str, prompt: Vec<i32>, max_tokens: u32) -> NewRequest {
     let params = SamplingParams { max_tokens, ..SamplingParams::default() };
     NewRequest::new(scheduler.handle().new_key(), id, prompt, params)
+}
+
+/// Who runs in the next step, which is updated with sevens; empty: nothing can run.
+pub fn step(scheduler: &mut Scheduler) -> Vec<String> {
+    let Some(output) = scheduler.schedule().expect("a free set") else { return Vec::new() };
+    let view = scheduler.step_view(&output).expect("the step is in flight");
+    let sampled = vec![7; output.num_sampled as usize];
+    scheduler.update_from_output(&output, TokenRows::column(&sampled)).expect("the step in flight");
+    scheduler.check_invariants();
+    view.scheduled.into_iter().map(|request| request.request_id).collect()
 }
