@@ -16,7 +16,7 @@ from rustvllm.engine.llm_engine import LLMEngine
 from rustvllm.engine.request.core_request import EngineCoreRequest, engine_params
 from rustvllm.engine.request.default_params import default_sampling_params
 from rustvllm.engine.request.prompts import PromptType, with_tokenization
-from rustvllm.engine.unbuilt import refuse_attribute
+from rustvllm.engine.unbuilt import METHODS
 from rustvllm.exceptions import ConfigError, InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.lora.request import LoRARequest, one_for_each
@@ -38,7 +38,7 @@ from rustvllm.offline.prompts import (
     priority_of_each,
 )
 from rustvllm.outputs import EmbeddingRequestOutput, RequestOutput
-from rustvllm.parameter_checks import check_int
+from rustvllm.parameter_checks import check_int, refuse_attribute
 from rustvllm.sampling_params import BeamSearchParams, PoolingParams, RequestOutputKind, SamplingParams
 from rustvllm.text.transformers_tokenizer import load_transformers_tokenizer
 from rustvllm.text.turn_formats import AUTO, check_reasoning_parser
@@ -483,7 +483,7 @@ class LLM:
 
     def __getattr__(self, name: str) -> Any:
         """Say of what is not built yet that it is not, in place of a bare name."""
-        refuse_attribute(self, name)
+        refuse_attribute(self, name, METHODS)
 
     def __repr__(self) -> str:
         return f"LLM(model={self.model_config.model!r})"

@@ -1,8 +1,8 @@
 """Checks of values that a client sent; each names the parameter, the value and the limit."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from rustvllm.exceptions import InvalidRequestError
 
@@ -64,6 +64,23 @@ def shown(value: object) -> str:
     except ValueError:  # an int of thousands of digits, which Python refuses to print
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def refuse_attribute(owner: object, name: str, unbuilt: Mapping[str, str]) -> NoReturn:
+    """Say of a name of vLLM why it is not there, in place of a bare name.
+
+    Args:
+        owner: The object that was asked for it.
+        name: The attribute.
+        unbuilt: Why each name of vLLM's that is not built is not there.
+
+    Raises:
+        AttributeError: Always, so that ``hasattr`` and ``getattr`` with a default tell what is there.
+    """
+    kind = type(owner).__name__
+    if name in unbuilt:
+        raise AttributeError(f"{kind}.{name} is not supported yet: {unbuilt[name]}", name=name, obj=owner)
+    raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=owner)
 
 
 def as_list(name: str, value: object) -> list[Any]:

@@ -52,6 +52,7 @@ from rustvllm.config.pooler import check_pooling_flags
 from rustvllm.config.speculation import SpeculationConfig, make_speculation_config
 from rustvllm.exceptions import ConfigError
 from rustvllm.logger import init_logger
+from rustvllm.parameter_checks import refuse_attribute
 
 logger = init_logger(__name__)
 
@@ -170,7 +171,7 @@ class EngineArgs(EngineFlags):
 
     def __getattr__(self, name: str) -> Any:
         """Say of what is not built yet that it is not, in place of a bare name."""
-        refused.refuse_attribute(self, name)
+        refuse_attribute(self, name, refused.METHODS)
 
     def check_early(self) -> None:
         """Check the values at once, and, if the model is a local folder, check them against the model.

@@ -27,7 +27,7 @@ from rustvllm.engine.request.prompts import PromptType, with_tokenization
 from rustvllm.engine.request.state import EventSink, RequestState
 from rustvllm.engine.request.stream import RequestStream
 from rustvllm.engine.request_table import SAMPLES_AT_ONCE, RequestTable
-from rustvllm.engine.unbuilt import check_arguments, refuse_attribute
+from rustvllm.engine.unbuilt import METHODS, check_arguments
 from rustvllm.exceptions import ConfigError, EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError
 from rustvllm.logger import init_logger
 from rustvllm.lora.async_adapters import AdapterMethods, AsyncAdapters
@@ -41,7 +41,7 @@ from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import load_tokenizer
 from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, Tracer
 from rustvllm.outputs import PoolingRequestOutput, RequestOutput
-from rustvllm.parameter_checks import check_number
+from rustvllm.parameter_checks import check_number, refuse_attribute
 from rustvllm.process.fork_guard import FORKS
 from rustvllm.sampling_params import PoolingParams, SamplingParams
 from rustvllm.tenant import Tenant
@@ -574,7 +574,7 @@ class AsyncLLM(AsyncState, AdapterMethods):
 
     def __getattr__(self, name: str) -> Any:
         """Say of what is not built yet that it is not, in place of a bare name."""
-        refuse_attribute(self, name)
+        refuse_attribute(self, name, METHODS)
 
 
 def _check_engine_loop(start_engine_loop: object) -> None:

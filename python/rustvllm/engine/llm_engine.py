@@ -12,7 +12,7 @@ from rustvllm.engine.input_processor import InputProcessor
 from rustvllm.engine.request.core_request import EngineCoreRequest, arrival_ns_of
 from rustvllm.engine.request.prompts import PromptType, with_tokenization
 from rustvllm.engine.request_table import RequestTable
-from rustvllm.engine.unbuilt import check_arguments, refuse_attribute
+from rustvllm.engine.unbuilt import METHODS, check_arguments
 from rustvllm.exceptions import ConfigError, EngineDeadError, InvalidRequestError, ModelLoadError
 from rustvllm.lora.registry import AdapterRegistry, distinct
 from rustvllm.lora.request import LoRARequest
@@ -25,7 +25,7 @@ from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import load_tokenizer
 from rustvllm.observe.trace.tracer import StatusCallback, Tracer
 from rustvllm.outputs import RequestOutput
-from rustvllm.parameter_checks import check_bool
+from rustvllm.parameter_checks import check_bool, refuse_attribute
 from rustvllm.sampling_params import PoolingParams, SamplingParams
 from rustvllm.tenant import Tenant
 from rustvllm.text.tokenizer import Tokenizer
@@ -378,4 +378,4 @@ class LLMEngine:
 
     def __getattr__(self, name: str) -> Any:
         """Say of what is not built yet that it is not, in place of a bare name."""
-        refuse_attribute(self, name)
+        refuse_attribute(self, name, METHODS)

@@ -1,7 +1,7 @@
 """vLLM's methods and arguments of engines that are not built here, each with the reason or with what works instead."""
 
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.parameter_checks import shown
@@ -43,18 +43,6 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "reasoning_parser_kwargs": "only the server parses reasoning",
 }
 """Why each argument of a request is not there; None, its default, is let through."""
-
-
-def refuse_attribute(owner: object, name: str) -> NoReturn:
-    """Say of a name of vLLM why it is not there, in place of a bare name.
-
-    Raises:
-        AttributeError: Always, so that ``hasattr`` and ``getattr`` with a default tell what is there.
-    """
-    kind = type(owner).__name__
-    if name in METHODS:
-        raise AttributeError(f"{kind}.{name} is not supported yet: {METHODS[name]}", name=name, obj=owner)
-    raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=owner)
 
 
 def check_arguments(call: str, given: Mapping[str, Any]) -> None:

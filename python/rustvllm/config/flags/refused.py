@@ -7,7 +7,7 @@ stops a command line or script written for vLLM. A parser's own flags win over t
 import argparse
 import ast
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from rustvllm.exceptions import ConfigError
 from rustvllm.redaction import MASK
@@ -220,18 +220,6 @@ _METHODS: Final[Mapping[str, str]] = {
 }
 METHODS: Final[Mapping[str, str]] = {name: why for why, names in _METHODS.items() for name in names.split()}
 """Why each method of vLLM's ``EngineArgs`` is not there."""
-
-
-def refuse_attribute(owner: object, name: str) -> NoReturn:
-    """Say of a name of vLLM's ``EngineArgs`` why it is not there.
-
-    Raises:
-        AttributeError: Always, so that ``hasattr`` and ``getattr`` with a default tell what is there.
-    """
-    kind = type(owner).__name__
-    if name in METHODS:
-        raise AttributeError(f"{kind}.{name} is not supported yet: {METHODS[name]}", name=name, obj=owner)
-    raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=owner)
 
 
 def rows(table: Mapping[str, str]) -> Iterator[tuple[list[str], frozenset[str], str]]:
