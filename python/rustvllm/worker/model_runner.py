@@ -370,51 +370,6 @@ class GPUModelRunner:
             except RuntimeError as error:  # reported with the step already, and again with the next one
                 logger.warning("the device cannot recover: %s", error)
 
-    @torch.inference_mode()
-    def profile_run(self, seq_lens: Sequence[int], dtype: torch.dtype) -> None:
-        """Run prompts of given lengths and sample each, to find the most memory that a step takes.
-
-        The run writes to its own cache: one layer's, which all layers share.
-        """
-        lens = np.asarray(seq_lens, np.int32)
-        starts = np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
-        positions = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], lens)
-        num_blocks = -(-lens // self.block_size)
-        first_block = 1 + np.cumsum(num_blocks) - num_blocks  # after the null block
-        columns = np.arange(int(num_blocks.max()), dtype=np.int32)
-        block_table = (first_block[:, None] + columns).clip(max=int(num_blocks.sum())).astype(np.int32)
-        slots = np.repeat(first_block, lens) * self.block_size + positions
-        spec = self.model.kv_cache_spec
-        cache = torch.zeros(
-            spec.layer_shape(1 + int(num_blocks.sum()), self.block_size, dtype), dtype=dtype, device=self.device
-        )
-
-        def send(array: npt.NDArray[np.generic]) -> Tensor:
-            return torch.from_numpy(array).to(self.device)
-
-        metadata = AttentionMetadata(self.block_size, send(block_table), send(slots.astype(np.int32)), starts, lens)
-        input_ids = torch.zeros(int(starts[-1]), dtype=torch.int32, device=self.device)
-        caches = [cache] * spec.num_layers
-        hidden = self.model(input_ids, send(positions), caches, self.backend.plan(metadata))
-        if not self.model.stage.is_last or not self.model.has_head:
-            return
-        logits = self.model.compute_logits(hidden[send(starts[1:] - 1)])
-        if self.model.group.rank > 0:
-            return  # the first rank samples
-        self.sampler.sample(logits, SamplingMetadata())
-        ones = np.ones(lens.size, np.float32)
-        rows = np.arange(lens.size)
-        self.sampler.sample(
-            logits,
-            SamplingMetadata(
-                random_rows=send(rows),
-                temperature=send(ones),
-                seeds=send(rows),
-                positions=send(rows),
-                filters={"top_p": send(ones * np.float32(0.9999))},
-            ),
-        )
-
     def graph_size(self, output: SchedulerOutput) -> int:
         """See ``StepGraphs.size_for``."""
         return 0 if self.graphs is None else self.graphs.size_for(output)

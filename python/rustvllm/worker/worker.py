@@ -33,7 +33,7 @@ from rustvllm.sample.cpu_draw import CpuDraw
 from rustvllm.sample.logits_processors import load_logits_processors
 from rustvllm.sample.sampler import Sampler
 from rustvllm.sample.scorer import Scorer
-from rustvllm.worker import host_allocator, host_resources
+from rustvllm.worker import host_resources
 from rustvllm.worker.block_copier import BlockCopier, zeros_on_host
 from rustvllm.worker.cpu_decoder import use_core_decoder
 from rustvllm.worker.dense_layers import make_batch_invariant, make_device_packer, make_linear_packer
@@ -46,7 +46,9 @@ from rustvllm.worker.graphs.recorder import CannotCaptureError, make_graph_recor
 from rustvllm.worker.graphs.sampling import make_sampling
 from rustvllm.worker.graphs.step_graphs import StepGraphs
 from rustvllm.worker.input_batch import FollowerBatch, InputBatch
-from rustvllm.worker.kv_cache_memory import KVCacheMemory, available_memory
+from rustvllm.worker.memory.allocator import keep_freed_memory
+from rustvllm.worker.memory.kv_cache import KVCacheMemory, available_memory
+from rustvllm.worker.memory.profile_run import profile_run
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.pooler import Pooler
 from rustvllm.worker.step_buffers import BufferSpec, StepBuffers, send_array
@@ -239,7 +241,7 @@ class Worker:
             The sets as numpy arrays, for ``_core.Scheduler``.
         """
         if self.device.type == "cpu":
-            host_allocator.keep_freed_memory()
+            keep_freed_memory()
         runner = self._loaded()
         block_size, dtype = self.config.cache.block_size, self.cache_dtype
         shape = runner.model.kv_cache_spec.layer_shape(num_blocks, block_size, dtype)
@@ -300,7 +302,7 @@ class Worker:
             ModelLoadError: A CUDA graph cannot be captured.
         """
         runner = self._loaded()
-        runner.profile_run([1, 1, 3], self.cache_dtype)
+        profile_run(runner, [1, 1, 3], self.cache_dtype)
         if runner.adapters is not None:
             with torch.inference_mode(), runner.computing():
                 runner.adapters.warm_up()
@@ -461,7 +463,7 @@ class Worker:
         runner = self._loaded()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
-        runner.profile_run(self._largest_batch(), self.cache_dtype)
+        profile_run(runner, self._largest_batch(), self.cache_dtype)
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device)
         graphs = self._graph_bytes()

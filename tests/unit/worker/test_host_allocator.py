@@ -8,7 +8,7 @@ import pytest
 
 CODE = """
 import resource, torch
-from rustvllm.worker.host_allocator import keep_freed_memory
+from rustvllm.worker.memory.allocator import keep_freed_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(5):
@@ -33,7 +33,7 @@ def test_memory_that_was_freed_is_used_again():
 
 
 def test_a_c_library_that_cannot_be_told(monkeypatch):
-    from rustvllm.worker import host_allocator
+    from rustvllm.worker.memory import allocator
 
-    monkeypatch.setattr(host_allocator.ctypes, "CDLL", lambda _name: object())
-    assert host_allocator.keep_freed_memory() is False
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _name: object())
+    assert allocator.keep_freed_memory() is False

@@ -8,6 +8,7 @@ from naive_schedule import NaiveEngine, Request
 
 from rustvllm.exceptions import SchedulerStateError
 from rustvllm.sample.grammar_output import GrammarOutput
+from rustvllm.worker.memory.profile_run import profile_run
 from rustvllm.worker.model_runner import STATE_ERROR
 from rustvllm.worker.step_output import ModelRunnerOutput
 
@@ -222,7 +223,7 @@ def test_a_poisoned_request_harms_no_other(model, chunk):
 
 def test_profile_run_leaves_no_trace(model):
     engine = NaiveEngine(model)
-    engine.runner.profile_run([7, 7, 1, 128], torch.float32)
+    profile_run(engine.runner, [7, 7, 1, 128], torch.float32)
     assert all(not cache.any() for cache in engine.runner.kv_caches)
     assert outputs(model, [Request([1, 2, 3], 5)]) == [engine.run([Request([1, 2, 3], 5)])[0].output]
 

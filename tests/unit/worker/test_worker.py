@@ -15,10 +15,12 @@ from naive_schedule import FLOAT_COLUMNS, INT_COLUMNS, buffer_spec
 from rustvllm.config import CacheConfig, CUDAGraphConfig, LoadConfig
 from rustvllm.config.parallel import ParallelConfig
 from rustvllm.exceptions import ConfigError, ModelLoadError
-from rustvllm.worker import host_resources, kv_cache_memory
+from rustvllm.worker import host_resources
 from rustvllm.worker import worker as worker_module
 from rustvllm.worker.graphs.recorder import CannotCaptureError
-from rustvllm.worker.kv_cache_memory import step_bytes
+from rustvllm.worker.memory import kv_cache
+from rustvllm.worker.memory.kv_cache import step_bytes
+from rustvllm.worker.memory.profile_run import profile_run
 from rustvllm.worker.worker import Worker, resolve_dtype
 
 BYTES_PER_BLOCK = 2 * 3 * 16 * 32 * 4  # keys and values, layers, tokens, heads x head_dim, float32
@@ -130,7 +132,7 @@ def test_the_default_cache_leaves_what_the_largest_step_takes(make, monkeypatch)
     worker = make(cpu_kv_cache_fraction=1.0)
     step = step_bytes(worker.config.model, worker.config.scheduler, 4)
     assert step > 32 << 20
-    monkeypatch.setattr(kv_cache_memory, "CPU_CACHE_CAP", 1 << 30)
+    monkeypatch.setattr(kv_cache, "CPU_CACHE_CAP", 1 << 30)
     memory(monkeypatch, 1 << 40, 2 * step)
     assert worker.determine_num_blocks() == step // BYTES_PER_BLOCK
 
@@ -299,7 +301,7 @@ def test_the_largest_batch_is_within_the_limits(make):
     lens = worker._largest_batch()
     assert len(lens) == 8
     assert max(lens) == 20
-    worker.runner.profile_run(lens, torch.float32)
+    profile_run(worker.runner, lens, torch.float32)
 
 
 @pytest.mark.gpu
