@@ -5,9 +5,7 @@ Everything that can be wrong with a request is found here, before any of it reac
 
 import asyncio
 import itertools
-import operator
-from collections.abc import Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic_ns
 
 from rustvllm import _core
@@ -23,19 +21,19 @@ from rustvllm.engine.request.core_request import (
 )
 from rustvllm.engine.request.default_params import default_sampling_params
 from rustvllm.engine.request.grammar_spec import make_grammar_spec
-from rustvllm.engine.request.pooling import filled_params, num_appended_tokens
-from rustvllm.engine.request.prompts import PROMPT_KEYS, UNBUILT_KEYS, PromptType
+from rustvllm.engine.request.pooling import filled_params
+from rustvllm.engine.request.prompts import GivenPrompt, PromptIds, PromptType, read_prompt
 from rustvllm.engine.request.sampling_extras import is_long, make_sampling_extras
 from rustvllm.engine.request.thinking import ThinkingGates
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
-from rustvllm.parameter_checks import is_valid_unicode, shown
+from rustvllm.parameter_checks import shown
 from rustvllm.sampling_params import MAX_TOKENS_LIMIT, BeamSearchParams, PoolingParams, SamplingParams
 from rustvllm.sampling_params.structured_outputs import GatedOutputs, ThinkingGate
 from rustvllm.sampling_params.table import SAMPLING_LISTS
 from rustvllm.tenant import Tenant
 from rustvllm.text.prediction import PredictionReader
-from rustvllm.text.tokenizer import Tokenizer, max_token_chars
+from rustvllm.text.tokenizer import Tokenizer
 
 logger = init_logger(__name__)
 
@@ -53,20 +51,15 @@ class _Asked:
     """A request whose parameters and shape are checked.
 
     Attributes:
-        text: Of the prompt; None when only token ids were given.
+        given: The prompt; its prediction is None where no drafts are made.
         ids: Of the prompt, as many as are kept; None: the text is still to be tokenised.
-        add_special_tokens: Whether the tokenizer adds its own to the text.
-        prediction: As it was given; None where no drafts are made.
     """
 
-    text: str | None
+    given: GivenPrompt
     ids: _core.TokenIds | None
-    add_special_tokens: bool
     params: EngineParams
     priority: int
     tenant: Tenant | None
-    cache_salt: str | None
-    prediction: object
     began_ns: int
 
 
@@ -98,8 +91,8 @@ class InputProcessor:
         self._checked = CheckedParams()
         self.thinking = ThinkingGates(tokenizer)
         self._makes_drafts = config.speculation is not None
-        self._max_token_chars = max_token_chars(tokenizer)
-        sizes = self._model.vocab_size, self.max_model_len, self._max_token_chars
+        self._prompt_ids = PromptIds(self._model, tokenizer)
+        sizes = self._model.vocab_size, self.max_model_len, self._prompt_ids.max_token_chars
         self._predictions = PredictionReader(tokenizer, *sizes)
 
     @property
@@ -130,8 +123,10 @@ class InputProcessor:
         ids = asked.ids
         if ids is None:
             assert self._tokenizer is not None
-            ids = self._check_encoded(self._tokenizer.encode_ids(asked.text or "", asked.add_special_tokens), asked)
-        prediction = None if asked.prediction is None else self._predictions.read(asked.prediction)
+            ids = self._encoded(
+                self._tokenizer.encode_ids(asked.given.text or "", asked.given.add_special_tokens), asked
+            )
+        prediction = None if asked.given.prediction is None else self._predictions.read(asked.given.prediction)
         return self._complete(asked, ids, self._gate_of(asked, ids), prediction, asked.began_ns)
 
     async def process_off_loop(
@@ -157,22 +152,24 @@ class InputProcessor:
             QueueFullError: Too much text waits to be tokenised.
         """
         asked = self._read(prompt, params, priority, tenant)
-        ids, text = asked.ids, asked.text or ""
+        ids, text = asked.ids, asked.given.text or ""
         if ids is None:
             assert self._tokenizer is not None
             if len(text) > _OFF_LOOP_CHARS:
-                self._check_chars(len(text), asked.params)
-                ids = await self._tokenizer.encode_off_loop(text, asked.add_special_tokens)
+                self._prompt_ids.check_chars(len(text), asked.params)
+                ids = await self._tokenizer.encode_off_loop(text, asked.given.add_special_tokens)
             else:
-                ids = self._tokenizer.encode_ids(text, asked.add_special_tokens)
-            ids = self._check_encoded(ids, asked)
+                ids = self._tokenizer.encode_ids(text, asked.given.add_special_tokens)
+            ids = self._encoded(ids, asked)
         if asked.params.thinking_token_budget is not None and len(ids) > _FEW_IDS:
             gate = await asyncio.to_thread(self._gate_of, asked, ids)
         else:
             gate = self._gate_of(asked, ids)
         if _has_lists(asked.params) and self._checked.get(asked.params, gate) is None and is_long(asked.params):
             await asyncio.to_thread(self._rules_of, asked.params, gate)
-        prediction = None if asked.prediction is None else await self._predictions.read_off_loop(asked.prediction)
+        prediction = (
+            None if asked.given.prediction is None else await self._predictions.read_off_loop(asked.given.prediction)
+        )
         return self._complete(asked, ids, gate, prediction, asked.began_ns if arrival_ns is None else arrival_ns)
 
     def check_max_tokens(self, max_tokens: int, param: str) -> None:
@@ -186,7 +183,7 @@ class InputProcessor:
             InvalidRequestError: Names the field, its value and the limit.
         """
         if max_tokens > self.max_model_len:
-            raise InvalidRequestError(f"{self._context_length()}, but {param} is {max_tokens}.", param)
+            raise InvalidRequestError(f"{self._prompt_ids.context_length()}, but {param} is {max_tokens}.", param)
 
     def _read(
         self, prompt: PromptType, params: SamplingParams | PoolingParams | None, priority: int, tenant: Tenant | None
@@ -196,23 +193,27 @@ class InputProcessor:
         params = self._checked_params(params, priority)
         if tenant is not None and not isinstance(tenant, Tenant):
             raise InvalidRequestError(f"tenant must be a Tenant, got {type(tenant).__name__}", "tenant")
-        text, given, cache_salt, add_special_tokens, prediction = _read_prompt(prompt)
-        predicted = prediction if self._makes_drafts else None  # else nothing would read it
+        given = read_prompt(prompt)
+        if given.prediction is not None and not self._makes_drafts:
+            given = replace(given, prediction=None)  # nothing would read it
         ids = None
-        if given is not None:
-            ids = self._check_ids(given, params)
+        if given.token_ids is not None:
+            ids = self._prompt_ids.given(given.token_ids, params)
         elif self._tokenizer is None:
             raise InvalidRequestError(
                 "there is no tokenizer (skip_tokenizer_init): give the prompt as token ids", "prompt"
             )
-        elif not text:  # a tokenizer that adds a beginning-of-sequence token would make a prompt of it
+        elif not given.text:  # a tokenizer that adds a beginning-of-sequence token would make a prompt of it
             raise InvalidRequestError("the prompt is empty: at least one character is needed", "prompt")
-        return _Asked(text, ids, add_special_tokens, params, priority, tenant, cache_salt, predicted, began_ns)
+        return _Asked(given, ids, params, priority, tenant, began_ns)
+
+    def _encoded(self, ids: _core.TokenIds, asked: _Asked) -> _core.TokenIds:
+        return self._prompt_ids.encoded(ids, asked.params, add_special_tokens=asked.given.add_special_tokens)
 
     def _gate_of(self, asked: _Asked, ids: _core.TokenIds) -> ThinkingGate | None:
         if asked.params.thinking_token_budget is None:
             return None
-        return self.thinking.gate(asked.params, asked.text, ids)
+        return self.thinking.gate(asked.params, asked.given.text, ids)
 
     def _complete(
         self,
@@ -231,7 +232,7 @@ class InputProcessor:
         room = self.max_model_len - len(ids)
         rules = self._rules_of(params, gate)
         return EngineCoreRequest(
-            prompt=asked.text,
+            prompt=asked.given.text,
             prompt_token_ids=ids,
             params=params,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
@@ -243,7 +244,7 @@ class InputProcessor:
             seed=self._next_seed() if params.seed is None else params.seed,
             priority=asked.priority,
             tenant=asked.tenant,
-            cache_salt=asked.cache_salt,
+            cache_salt=asked.given.cache_salt,
             prediction=prediction,
             sampling_extras=rules.extras,
             grammar=rules.grammar,
@@ -296,115 +297,6 @@ class InputProcessor:
         if has_lists:
             self._checked.put(params, rules, gate)
         return rules
-
-    def _check_encoded(self, ids: _core.TokenIds, asked: _Asked) -> _core.TokenIds:
-        """The ids that a text became, as many as are kept."""
-        largest, limit = ids.largest(), self._model.vocab_size
-        if largest >= limit:  # tokenizers may have tokens added that the model was never given
-            assert self._tokenizer is not None
-            [token] = self._tokenizer.convert_ids_to_tokens([largest])
-            raise InvalidRequestError(
-                f"the prompt has the token {token!r:.80} (id {largest}), which the tokenizer has but the model does "
-                f"not: the model's vocabulary is 0 to {limit - 1}",
-                "prompt",
-            )
-        params = asked.params
-        ends = params.pooling is not None and params.truncation_side == "right" and asked.add_special_tokens
-        keeps_end = ends and params.truncate_prompt_tokens is not None
-        return self._fit(ids, params, num_appended_tokens(self._tokenizer) if keeps_end and self._tokenizer else 0)
-
-    def _check_ids(self, ids: object, params: EngineParams) -> _core.TokenIds:
-        """The ids that were given, as many as are kept."""
-        if isinstance(ids, list | _core.TokenIds) and params.truncate_prompt_tokens is None:
-            self._check_length(len(ids), params)  # before each of them is looked at
-            return self._known_ids(ids)
-        return self._fit(self._known_ids(ids), params)
-
-    def _known_ids(self, ids: object) -> _core.TokenIds:
-        """Ids of the vocabulary; what is wrong with them is looked for only when something is."""
-        limit = self._model.vocab_size
-        if isinstance(ids, list | _core.TokenIds):
-            try:
-                return _core.TokenIds(ids, limit)
-            except ValueError:
-                if isinstance(ids, _core.TokenIds):  # a walk through all of them only to say where would take long
-                    raise InvalidRequestError(
-                        f"token id {ids.largest()} is not in the vocabulary (0 to {limit - 1})", "prompt"
-                    ) from None
-        if isinstance(ids, bytes | bytearray | Mapping | set | frozenset) or not hasattr(ids, "__iter__"):
-            raise InvalidRequestError(
-                f"a prompt must be text, a list of token ids or a dict, got {type(ids).__name__}", "prompt"
-            )
-        checked = []
-        for position, token_id in enumerate(ids):
-            try:
-                if isinstance(token_id, bool):
-                    raise TypeError
-                value = operator.index(token_id)  # numpy's integers too
-            except TypeError:
-                raise InvalidRequestError(
-                    f"token ids must be integers, got {token_id!r} ({type(token_id).__name__}) at position {position}",
-                    "prompt",
-                ) from None
-            if not 0 <= value < limit:
-                shown = value if value.bit_length() <= 64 else f"a number of {value.bit_length()} bits"
-                raise InvalidRequestError(
-                    f"token id {shown} at position {position} is not in the vocabulary (0 to {limit - 1})", "prompt"
-                )
-            checked.append(value)
-        return _core.TokenIds(checked)
-
-    def _fit(self, ids: _core.TokenIds, params: EngineParams, num_kept_at_end: int = 0) -> _core.TokenIds:
-        """The ids cut as the request says, and then not too many.
-
-        Args:
-            ids: Of the prompt.
-            params: Of the request.
-            num_kept_at_end: If the end is cut off: so many of the last ids stay, such as the one that ends a text and
-                whose hidden state is its embedding.
-        """
-        keep = params.truncate_prompt_tokens
-        if keep == -1:
-            keep = self._longest_prompt(params)
-        elif keep is not None and keep > self.max_model_len:
-            raise InvalidRequestError(
-                f"{self._context_length()}, but truncate_prompt_tokens is {keep}.", "truncate_prompt_tokens"
-            )
-        if keep is not None and len(ids) > keep > num_kept_at_end > 0:
-            start, end = ids[: keep - num_kept_at_end], ids[len(ids) - num_kept_at_end :]
-            ids = _core.TokenIds([*start, *end])
-        elif keep is not None and len(ids) > keep:
-            ids = ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
-        self._check_length(len(ids), params)
-        return ids
-
-    def _longest_prompt(self, params: EngineParams) -> int:
-        return self.max_model_len - (params.max_tokens != 0)
-
-    def _check_length(self, num_tokens: int, params: EngineParams) -> None:
-        if not num_tokens:
-            raise InvalidRequestError("the prompt is empty: at least one token is needed", "prompt")
-        longest = self._longest_prompt(params)
-        if num_tokens > longest:
-            raise self._too_long(f"{num_tokens} input tokens: at most {longest} fit")
-
-    def _check_chars(self, num_chars: int, params: EngineParams) -> None:
-        """Refuse a text that cannot fit whatever its tokens are, instead of tokenising megabytes to find that out."""
-        at_least = num_chars // self._max_token_chars if self._max_token_chars else 0
-        longest = self._longest_prompt(params)
-        if params.truncate_prompt_tokens is None and at_least > longest:
-            raise self._too_long(f"at least {at_least} input tokens ({num_chars} characters): at most {longest} fit")
-
-    def _too_long(self, contents: str) -> InvalidRequestError:
-        return InvalidRequestError(
-            f"{self._context_length()}, but your prompt contains {contents}. "
-            "Shorten it, or set truncate_prompt_tokens.",
-            "input_tokens",
-        )
-
-    def _context_length(self) -> str:
-        together = "" if self._model.pooler is not None else " (prompt and output together)"
-        return f"This model's maximum context length is {self.max_model_len} tokens{together}"
 
     def _check_params(self, params: EngineParams, priority: object) -> None:
         for token_id in params.stop_token_ids or ():
@@ -542,51 +434,6 @@ def _has_lists(params: EngineParams) -> bool:
         or params.stop_strings
         or len(params.stop_token_ids or ()) > _FEW_STOP_IDS
     )
-
-
-def _read_prompt(prompt: object) -> tuple[str | None, object, str | None, bool, object]:
-    """Of a prompt in any shape: text, ids, cache salt, whether the tokenizer adds its own to the text, prediction."""
-    if isinstance(prompt, str):
-        return prompt, None, None, True, None
-    if not isinstance(prompt, Mapping):
-        if prompt is None:
-            raise InvalidRequestError("a prompt must be text, a list of token ids or a dict, got NoneType", "prompt")
-        return None, prompt, None, True, None
-    unknown = sorted(str(key) for key in prompt if key not in PROMPT_KEYS)
-    for key in [key for key in unknown if key in UNBUILT_KEYS]:
-        if isinstance(value := prompt[key], Sized) and not isinstance(value, str) and not len(value):
-            value = None
-        if value is not None:
-            raise InvalidRequestError(f"{key} of a prompt is not supported yet: {UNBUILT_KEYS[key]}", "prompt")
-        unknown.remove(key)
-    if unknown:
-        raise InvalidRequestError(
-            f"a prompt dict may have the keys {', '.join(sorted(PROMPT_KEYS))}, got {', '.join(unknown)}", "prompt"
-        )
-    text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
-    if text is not None and not isinstance(text, str):
-        raise InvalidRequestError(f"prompt must be text, got {type(text).__name__}", "prompt")
-    if salt is not None:
-        _check_cache_salt(salt)
-    if ids is None and text is None:
-        raise InvalidRequestError("a prompt dict needs 'prompt' or 'prompt_token_ids'", "prompt")
-    special = prompt.get("add_special_tokens", True)
-    if not isinstance(special, bool):
-        raise InvalidRequestError(f"add_special_tokens must be True or False, got {special!r:.80}", "prompt")
-    return text, ids, salt, special, prompt.get("prediction")
-
-
-def _check_cache_salt(salt: object) -> None:
-    if (
-        not isinstance(salt, str)
-        or not 0 < len(salt) <= 128
-        or any(char in "@/\\\0" for char in salt)
-        or not is_valid_unicode(salt)
-    ):
-        raise InvalidRequestError(
-            f"cache_salt must be 1 to 128 characters without '@', '/', '\\' and NUL, got {salt!r:.80}",
-            "cache_salt",
-        )
 
 
 assert MAX_TOKENS_LIMIT < 2**31  # the core counts tokens in 32 bits

@@ -158,14 +158,14 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(make):
 async def test_a_long_prompt_is_read_and_its_parameters_are_checked_once(make, monkeypatch):
     engine = make()
     calls = []
-    for name in ("_check_params", "_read", "_check_encoded"):
+    for name in ("_check_params", "_read", "_encoded"):
         whole = getattr(engine.input_processor, name)
         monkeypatch.setattr(
             engine.input_processor, name, lambda *args, whole=whole, name=name: (calls.append(name), whole(*args))[1]
         )
     params = GREEDY.clone(truncate_prompt_tokens=9, bad_words=["x" * 100] * 6)
     assert (await collect(engine, "ab " * 2000, params, "r"))[-1].finished
-    assert sorted(calls) == ["_check_encoded", "_check_params", "_read"]
+    assert sorted(calls) == ["_check_params", "_encoded", "_read"]
 
 
 async def test_full_queue(make, toy_executors):
