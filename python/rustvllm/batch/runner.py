@@ -160,7 +160,7 @@ def _answer_line(line: BatchLine, status: int, body: bytes, error: Any) -> bytes
 
 
 def _problem(line: BatchLine) -> bytes:
-    answer = error_body(BadRequestError(line.problem or "", param=line.param))
+    answer = error_body(BadRequestError(line.problem or "", param=line.param), line.url)
     return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
 
 

@@ -1,6 +1,6 @@
-"""What went wrong, as HTTP: each exception becomes a status and the body that OpenAI clients parse.
+"""What went wrong, as HTTP: each exception becomes a status and the body that clients parse (``error_bodies``).
 
-The body is ``{"error": {"message", "type", "param", "code"}}``. An error that one guard alone raises is a subclass of
+An error that one guard alone raises is a subclass of
 :class:`ServerError` in the guard's module; ``limited_protocol.py`` answers what is not HTTP before there is a request.
 """
 
@@ -23,26 +23,10 @@ from rustvllm.exceptions import (
     RequestFailedError,
 )
 from rustvllm.logger import init_logger
+from rustvllm.server.error_bodies import error_object, is_of_anthropic, path_of
 
 logger = init_logger(__name__)
 
-_TYPES = {
-    HTTPStatus.BAD_REQUEST: "BadRequestError",
-    HTTPStatus.UNAUTHORIZED: "AuthenticationError",
-    HTTPStatus.FORBIDDEN: "PermissionDeniedError",
-    HTTPStatus.NOT_FOUND: "NotFoundError",
-    HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
-    HTTPStatus.REQUEST_TIMEOUT: "RequestTimeoutError",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "BadRequestError",
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "BadRequestError",
-    HTTPStatus.UNPROCESSABLE_ENTITY: "UnprocessableEntityError",
-    HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
-    HTTPStatus.NOT_IMPLEMENTED: "NotImplementedError",
-    HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
-}
-
-
-_MAX_MESSAGE_CHARACTERS = 1024
 _MAX_NAMES, _MAX_NAME_CHARACTERS = 4, 128
 """Most names of models in a message, and characters of each."""
 
@@ -171,17 +155,22 @@ def is_foreseen(exc: BaseException) -> bool:
     return isinstance(exc, _FORESEEN)
 
 
-def error_body(exc: BaseException) -> dict[str, Any]:
-    """The JSON object that answers an exception, also inside a stream."""
+def error_body(exc: BaseException, path: str) -> dict[str, Any]:
+    """The JSON object that answers an exception, also inside a stream.
+
+    Args:
+        exc: What was raised.
+        path: Of the request, below the server's root.
+    """
     status, message, param, _ = describe(exc)
-    return _body(status, message, param)
+    return error_object(path, status, message, param)
 
 
-def error_response(exc: BaseException) -> JSONResponse:
-    """The whole response that answers an exception."""
+def error_response(exc: BaseException, path: str) -> JSONResponse:
+    """The whole response that answers an exception; the arguments are those of :func:`error_body`."""
     status, message, param, retry_after = describe(exc)
     headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    return JSONResponse(_body(status, message, param), status_code=status, headers=headers)
+    return JSONResponse(error_object(path, status, message, param), status_code=status, headers=headers)
 
 
 def unauthorized_response(path: str) -> JSONResponse:
@@ -189,8 +178,13 @@ def unauthorized_response(path: str) -> JSONResponse:
 
     Other paths are open in vLLM, so there the answer says that here they are not, and what opens them.
     """
+    if is_of_anthropic(path):
+        message = "Unauthorized: send the API key as 'x-api-key: KEY' or 'Authorization: Bearer KEY'."
+        body = error_object(path, HTTPStatus.UNAUTHORIZED, message, None)
+    else:
+        body = {"error": "Unauthorized" if path.startswith("/v1/") else _ALL_PATHS_ARE_GUARDED}
     return JSONResponse(
-        {"error": "Unauthorized" if path.startswith("/v1/") else _ALL_PATHS_ARE_GUARDED},
+        body,
         status_code=HTTPStatus.UNAUTHORIZED,
         headers={"WWW-Authenticate": "Bearer"},
     )
@@ -211,13 +205,13 @@ async def handle_exception(request: Request, exc: Exception) -> Response:
     status, message, _, _ = describe(exc)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED:
         logger.warning("%s %s answered %d: %s", request.method, request.url.path, status, message)
-    return error_response(exc)
+    return error_response(exc, path_of(request.scope))
 
 
 async def handle_unforeseen(request: Request, exc: Exception) -> Response:
     """The handler of last resort; the ASGI server logs the traceback when the exception reaches it after this."""
     logger.error("%s %s failed: %s: %s", request.method, request.url.path, type(exc).__name__, exc)
-    return error_response(exc)
+    return error_response(exc, path_of(request.scope))
 
 
 async def handle_http_exception(request: Request, exc: HTTPException) -> Response:
@@ -233,12 +227,13 @@ async def handle_http_exception(request: Request, exc: HTTPException) -> Respons
         message = f"{request.url.path[:256]} does not accept {request.method[:32]}; use {allowed}."
     else:
         message = exc.detail
-    return JSONResponse(_body(status, message, None), status_code=status, headers=exc.headers)
+    body = error_object(path_of(request.scope), status, message, None)
+    return JSONResponse(body, status_code=status, headers=exc.headers)
 
 
-def error_event(exc: BaseException) -> bytes:
+def error_event(exc: BaseException, path: str) -> bytes:
     """An error as one server-sent event: in a stream the status line has already gone out as 200."""
-    return b"data: " + json.dumps(error_body(exc), ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + json.dumps(error_body(exc, path), ensure_ascii=False).encode() + b"\n\n"
 
 
 def log_stream_error(exc: BaseException, request_id: str) -> None:
@@ -247,10 +242,3 @@ def log_stream_error(exc: BaseException, request_id: str) -> None:
         logger.warning("stream %s ended with an error: %s", request_id, exc)
     elif not isinstance(exc, asyncio.CancelledError):
         logger.error("stream %s failed", request_id, exc_info=exc)
-
-
-def _body(status: HTTPStatus, message: str, param: str | None) -> dict[str, Any]:
-    if len(message) > _MAX_MESSAGE_CHARACTERS:  # it may repeat a number of thousands of digits
-        message = message[:_MAX_MESSAGE_CHARACTERS] + "…"
-    kind = _TYPES.get(status, "BadRequestError" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "InternalServerError")
-    return {"error": {"message": message, "type": kind, "param": param, "code": int(status)}}

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -49,6 +50,7 @@ class Face(ABC, Generic[R]):
 
     Attributes:
         shape: Of the body.
+        translate: Makes the request of a body of another API; None: the body is the request.
         refusals: Fields that ask for what is not built.
         id_prefix: Of the answer's id.
         kind: ``object`` of an answer.
@@ -57,7 +59,7 @@ class Face(ABC, Generic[R]):
         chunk_nulls: Members of a chunk's choice, with their leading commas, that are null where it has a text.
         answer_nulls: Members of a whole answer that are null unless something fills them.
         choice_nulls: The same of its choices.
-        request: The body.
+        request: The body, or what it was translated to.
         state: Of the server.
         model: What answers.
         params: The sampling parameters, once the fields are read.
@@ -66,7 +68,8 @@ class Face(ABC, Generic[R]):
             None: they do not.
     """
 
-    shape: ClassVar[type[GenerationRequest]]
+    shape: ClassVar[type[BaseModel]]
+    translate: ClassVar[Callable[[Any], GenerationRequest] | None] = None
     refusals: ClassVar[Refusals]
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -167,6 +170,46 @@ class Face(ABC, Generic[R]):
         """Why a sample of a whole answer ended; asked once :meth:`choice` has said what it is."""
         return sample.finish_reason
 
+    def whole(
+        self,
+        header: dict[str, Any],
+        usage: UsageCounter,
+        outputs: Sequence[RequestOutput],
+        samples: Sequence[CompletionOutput],
+    ) -> dict[str, Any]:
+        """The answer in one piece.
+
+        Args:
+            header: What it begins with.
+            usage: Counts it.
+            outputs: The last of each prompt.
+            samples: All, prompt by prompt.
+        """
+        request, n = self.request, self.params.n
+        timings = Timings(self.params.num_samples) if request.timings or request.timings_per_token else None
+        for index, output in enumerate(outputs):
+            usage.add(index, output)
+            self.look_at(index, output)
+            if timings is not None:
+                timings.add(index, output)
+        choices = []
+        for index, sample in enumerate(samples):
+            choice = {
+                **self.choice_nulls,
+                "index": index,
+                **self.choice(index // n, outputs[index // n], sample),
+                "finish_reason": self.finish_reason(sample),
+                "stop_reason": sample.stop_reason,
+            }
+            if request.return_token_ids:
+                choice["token_ids"] = sample.token_ids
+            choices.append(choice)
+        answer: dict[str, Any] = {**header, **self.answer_nulls, "choices": choices, "usage": usage.of_whole_answer()}
+        self.add_prompt_facts(answer, outputs)
+        if timings is not None:
+            answer["timings"] = timings.as_dict()
+        return answer
+
     @abstractmethod
     def add_prompt_facts(self, answer: dict[str, Any], outputs: Sequence[RequestOutput]) -> None:
         """Put the prompts' ids and log-probabilities into a whole answer, where they are asked for."""
@@ -180,14 +223,15 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
         ServerError: The request cannot be read.
     """
     state: ServerState = raw_request.app.state.server
-    request = await read_request(raw_request, face_type.shape)
+    run = partial(at_size, raw_request)
+    body, translate = await read_request(raw_request, face_type.shape), face_type.translate
+    request: Any = body if translate is None else await run(partial(translate, body))
     model = state.model
     await model.refresh_adapters(request.model)
     name = model.resolve_name(request.model)
     if not model.generates:
         model.check_runner("generate")
-    face = face_type(request, state, model)  # type: ignore[arg-type]  # its shape is R
-    run = partial(at_size, raw_request)
+    face = face_type(request, state, model)
     await run(face.read_fields)
     request_id = new_request_id(face.id_prefix, raw_request, request.request_id)
     prompts = await face.prompts(run)
@@ -223,7 +267,7 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
         outputs, samples = await until_disconnect(
             raw_request.receive, generation.collect(face.num_prompts, face.params.n)
         )
-    whole = await json_response(outputs, samples, partial(_whole, face, header, usage, outputs, samples))
+    whole = await json_response(outputs, samples, partial(face.whole, header, usage, outputs, samples))
     return _with_unenforced(whole, face)
 
 
@@ -248,45 +292,3 @@ def _stream(face: Face[Any], header: dict[str, Any], usage: UsageCounter) -> Chu
     """The answer event by event."""
     chunks = face.chunk_renderer(header, usage)
     return ChunkStream(chunks, usage, face.params.n, face.num_prompts, partial(face.opening, chunks), face.look_at)
-
-
-def _whole(
-    face: Face[Any],
-    header: dict[str, Any],
-    usage: UsageCounter,
-    outputs: Sequence[RequestOutput],
-    samples: Sequence[CompletionOutput],
-) -> dict[str, Any]:
-    """The answer in one piece.
-
-    Args:
-        face: Of the request.
-        header: What it begins with.
-        usage: Counts it.
-        outputs: The last of each prompt.
-        samples: All, prompt by prompt.
-    """
-    request, n = face.request, face.params.n
-    timings = Timings(face.params.num_samples) if request.timings or request.timings_per_token else None
-    for index, output in enumerate(outputs):
-        usage.add(index, output)
-        face.look_at(index, output)
-        if timings is not None:
-            timings.add(index, output)
-    choices = []
-    for index, sample in enumerate(samples):
-        choice = {
-            **face.choice_nulls,
-            "index": index,
-            **face.choice(index // n, outputs[index // n], sample),
-            "finish_reason": face.finish_reason(sample),
-            "stop_reason": sample.stop_reason,
-        }
-        if request.return_token_ids:
-            choice["token_ids"] = sample.token_ids
-        choices.append(choice)
-    answer: dict[str, Any] = {**header, **face.answer_nulls, "choices": choices, "usage": usage.of_whole_answer()}
-    face.add_prompt_facts(answer, outputs)
-    if timings is not None:
-        answer["timings"] = timings.as_dict()
-    return answer

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rustvllm.logger import init_logger
 from rustvllm.process.open_files import WHAT_WOULD_WORK, OpenFiles, next_number
+from rustvllm.server.error_bodies import path_of
 from rustvllm.server.errors import UnavailableError, error_response
 
 logger = init_logger(__name__)
@@ -166,14 +167,14 @@ class FullHouse:
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
             await send(message)
 
-        if scope["path"].removeprefix(scope.get("root_path", "")) in self._always_answered:
+        if path_of(scope) in self._always_answered:
             await self._app(scope, receive, send_and_close)
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_READ_SECONDS):
                 await _read(receive)
         error = UnavailableError(self._message, retry_after=1)
-        await error_response(error)(scope, receive, send_and_close)
+        await error_response(error, path_of(scope))(scope, receive, send_and_close)
 
 
 async def _read(receive: Receive) -> None:

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rustvllm.server.error_bodies import MESSAGES_PATH, path_of
 from rustvllm.server.errors import (
     BadRequestError,
     BodyTooLargeError,
@@ -81,7 +82,7 @@ class HostCheck:
         if scope["type"] == "http":
             hosts = [value for name, value in scope["headers"] if name == b"host"]
             if refusal := self._refusal(scope, hosts):
-                await error_response(refusal)(scope, receive, send)
+                await error_response(refusal, path_of(scope))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -157,12 +158,11 @@ class FrontDoor:
         headers = dict(scope["headers"])
         if self._key_digests and _count(scope, b"authorization") > 1:
             # A proxy in front may have looked at another one than we would.
-            await error_response(BadRequestError("The request must have at most one Authorization header."))(
-                scope, receive, send
-            )
+            error = BadRequestError("The request must have at most one Authorization header.")
+            await error_response(error, path)(scope, receive, send)
             return
         if self._key_digests and path not in self._keyless:
-            tenant = self._tenant_of(headers)
+            tenant = self._tenant_of(headers, takes_api_key=path.startswith(MESSAGES_PATH))
             if tenant is None:
                 await unauthorized_response(path)(scope, receive, send)
                 return
@@ -170,16 +170,16 @@ class FrontDoor:
         try:
             self._state.check_serving()
         except UnavailableError as exc:
-            await error_response(exc)(scope, receive, send)
+            await error_response(exc, path)(scope, receive, send)
             return
         if scope["http_version"] != "1.0" and b"host" not in headers:
-            await error_response(BadRequestError("The request must have exactly one Host header."))(
+            await error_response(BadRequestError("The request must have exactly one Host header."), path)(
                 scope, receive, send
             )
             return
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._max_body_bytes:
-            await error_response(self._too_large(f"{int(length)} bytes"))(scope, receive, send)
+            await error_response(self._too_large(f"{int(length)} bytes"), path)(scope, receive, send)
             return
         if path in self._watching:
             await self._app(scope, receive, send)
@@ -187,9 +187,11 @@ class FrontDoor:
         with self._state.open_request(generates=(scope["method"], path) in self._generating):
             await self._app(scope, self._limited(receive), send)
 
-    def _tenant_of(self, headers: dict[bytes, bytes]) -> Tenant | None:
-        """Whose key a request has; None: it has none of ours."""
+    def _tenant_of(self, headers: dict[bytes, bytes], *, takes_api_key: bool) -> Tenant | None:
+        """Whose key a request has, where clients may send it as ``x-api-key``, too; None: it has none of ours."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if takes_api_key and not key:
+            scheme, key = b"bearer", headers.get(b"x-api-key", b"")
         digest = _digest(key.strip())
         # Every key is compared, whichever matches, so that the time taken says nothing.
         matches = [hmac.compare_digest(digest, known) for known in self._key_digests]

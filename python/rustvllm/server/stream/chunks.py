@@ -8,17 +8,18 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestOutput
 from rustvllm.server.answers.large_answers import FEW_PARTS, TURN_SECONDS, is_large
 from rustvllm.server.answers.logprobs import LogprobsRenderer
 from rustvllm.server.answers.timings import Timings, prompt_progress
 from rustvllm.server.answers.usage import UsageCounter
+from rustvllm.server.errors import error_event
 from rustvllm.server.schemas.protocol import GenerationRequest
 from rustvllm.server.stream.event_writer import EventWriter
 from rustvllm.server.stream.generation import Generation
-from rustvllm.server.stream.sse import event, json_bytes, json_string
+from rustvllm.server.stream.sse import DONE, event, json_bytes, json_string
 from rustvllm.text.turn_formats import CoreTurnReading
 
 _MOST_OPENED_AT_ONCE = 1024
@@ -43,6 +44,8 @@ class ChunkRenderer:
     """
 
     turn_reading: CoreTurnReading | None = None
+    end: ClassVar[bytes] = DONE
+    """What the stream ends with, behind its last event."""
 
     def __init__(
         self,
@@ -169,6 +172,10 @@ class ChunkRenderer:
         top = b',"prompt_progress":' + json_bytes(shown)
         rest = self._rest(self._nothing, b"null", extra=self._no_ids, top=top)
         return b"".join((self._start, b"%d" % index, rest))
+
+    def error(self, exc: BaseException) -> bytes:
+        """The event of an error that ends the stream."""
+        return error_event(exc, "")
 
     def final_usage(self) -> bytes:
         """The extra chunk without choices; empty when it was not asked for."""
@@ -371,6 +378,15 @@ class ChunkStream:
             yield chunks.finish(index, "", "abort", None)
         if last := chunks.final_usage():
             yield last
+
+    @property
+    def end(self) -> bytes:
+        """What the stream ends with, behind its last event."""
+        return self._chunks.end
+
+    def error(self, exc: BaseException) -> bytes:
+        """The event of an error that ends the stream."""
+        return self._chunks.error(exc)
 
     def _open(self, prompt_index: int, output: RequestOutput) -> bytes:
         """Look at an output, and make what has to go before its news."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rustvllm.server.errors import error_event, log_stream_error
+from rustvllm.server.errors import log_stream_error
 from rustvllm.server.flags.http_settings import DEFAULT_KEEP_ALIVE_SECONDS
 from rustvllm.server.http.front_door import DIRECT_SEND
 from rustvllm.server.stream.driven import Driven, in_a_task
@@ -116,7 +116,7 @@ class EventStreamResponse(Response):
                 if not self._writer.is_started or self._writer.failure is not None:
                     raise
                 log_stream_error(exc, self._request_id)
-                await self._writer.send(error_event(exc))
-            await self._writer.finish(DONE)
+                await self._writer.send(self._stream.error(exc))
+            await self._writer.finish(self._stream.end)
         except OSError:
             return  # the connection broke while writing: as good as a disconnect
