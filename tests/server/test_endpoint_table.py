@@ -111,4 +111,6 @@ async def test_what_a_row_says_generates_is_counted_as_load():
             await client.request(row.method, url_of(row))
     assert state.load.total == 0
     generating = {(method, path) for method, path, load in seen if load}
-    assert generating == {("POST", f"/v1/{name}") for name in ("completions", "chat/completions", "embeddings")}
+    assert generating == {
+        ("POST", f"/v1/{name}") for name in ("completions", "chat/completions", "messages", "embeddings")
+    }

@@ -132,6 +132,28 @@ def test_a_budget_that_is_none_is_refused_by_name(server, budget):
     assert num_thought(asked(server, thinking_token_budget=2)) == 2
 
 
+def test_messages_think_as_far_as_their_budget(server):
+    body = {"messages": [{"role": "user", "content": "A fox?"}], "max_tokens": 40, "seed": 1}
+    kinds = []
+    for thinking in ({"type": "enabled", "budget_tokens": 5}, {"type": "disabled"}):
+        answer = httpx.post(server.url + "/v1/messages", json={**body, "thinking": thinking}, timeout=60).json()
+        kinds.append([block["type"] for block in answer["content"]])
+        lines = httpx.post(
+            server.url + "/v1/messages", json={**body, "thinking": thinking, "stream": True}, timeout=60
+        ).text
+        events = [json.loads(line.removeprefix("data: ")) for line in lines.splitlines() if line.startswith("data")]
+        said = {"thinking": "", "text": ""}
+        for event in events:
+            if event["type"] == "content_block_delta":
+                kind = event["delta"]["type"].removesuffix("_delta")
+                said[kind] += event["delta"][kind]
+        assert {block["type"]: block[block["type"]] for block in answer["content"]} == {
+            k: v for k, v in said.items() if v
+        }
+    assert kinds[0][0] == "thinking"
+    assert "thinking" not in kinds[1]
+
+
 def completed(server, status=200, **fields):
     body = {
         "max_tokens": 12,

@@ -16,12 +16,14 @@ from rustvllm.server.endpoints import (
     embeddings,
     front_page,
     health,
+    messages,
     metrics,
     models,
     tokenization,
 )
 from rustvllm.server.errors import NotSupportedYetError
 from rustvllm.server.http.endpoint import Endpoint
+from rustvllm.server.schemas import messages as message_schemas
 from rustvllm.server.schemas import protocol, responses
 
 _WITH_BODY = (400, 404, 413, 415, 500)
@@ -48,6 +50,25 @@ ENDPOINTS: Final = (
         errors=_WITH_BODY,
         generates=True,
         is_direct=True,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/messages",
+        messages.create_message,
+        takes=(message_schemas.MessagesRequest,),
+        answer=message_schemas.MessageResponse,
+        chunk=message_schemas.MessageEvent,
+        errors=_WITH_BODY,
+        generates=True,
+        is_direct=True,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/messages/count_tokens",
+        messages.count_tokens,
+        takes=(message_schemas.CountTokensRequest,),
+        answer=message_schemas.CountTokensResponse,
+        errors=_WITH_BODY,
     ),
     Endpoint(
         "POST",
@@ -139,8 +160,6 @@ _UNBUILT = """
     POST /v1/responses
     GET /v1/responses/{rest:path}
     POST /v1/responses/{rest:path}
-    POST /v1/messages
-    POST /v1/messages/count_tokens
     POST /v1/moderations
     POST /v1/audio/speech
     POST /v1/audio/transcriptions

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -43,7 +44,7 @@ async def create_chat_completion(raw_request: Request) -> Response:
 class ChatFace(Face[ChatCompletionRequest]):
     """A conversation that goes on with a message."""
 
-    shape = ChatCompletionRequest
+    shape: ClassVar[type[BaseModel]] = ChatCompletionRequest
     refusals = CHAT_REFUSALS
     id_prefix = "chatcmpl-"
     kind = "chat.completion"

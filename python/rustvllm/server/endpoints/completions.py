@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestOutput
+from rustvllm.sampling_params import SamplingParams
 from rustvllm.server.answers import nulls
 from rustvllm.server.answers.logprobs import completion_logprobs, shown_prompt_logprobs
 from rustvllm.server.answers.prompt_echo import PromptEcho, check_repeats, joined
@@ -72,7 +73,8 @@ class CompletionFace(Face[CompletionRequest]):
 
     def as_sent(self, error: InvalidRequestError) -> InvalidRequestError:
         request = self.request
-        if error.param != "prompt_logprobs" or request.prompt_logprobs == self.params.prompt_logprobs:
+        params: SamplingParams | None = getattr(self, "params", None)  # None: they could not be made
+        if error.param != "prompt_logprobs" or params is None or request.prompt_logprobs == params.prompt_logprobs:
             return error
         return InvalidRequestError(f"echo and logprobs={request.logprobs} ask for {error}", "logprobs")
 

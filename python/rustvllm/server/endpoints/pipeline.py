@@ -50,7 +50,7 @@ class Face(ABC, Generic[R]):
 
     Attributes:
         shape: Of the body.
-        translate: Makes the request of a body of another API; None: the body is the request.
+        is_translated: The body is of another API, and :meth:`translate` makes the request of it.
         refusals: Fields that ask for what is not built.
         id_prefix: Of the answer's id.
         kind: ``object`` of an answer.
@@ -69,7 +69,7 @@ class Face(ABC, Generic[R]):
     """
 
     shape: ClassVar[type[BaseModel]]
-    translate: ClassVar[Callable[[Any], GenerationRequest] | None] = None
+    is_translated: ClassVar[bool] = False
     refusals: ClassVar[Refusals]
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -88,6 +88,15 @@ class Face(ABC, Generic[R]):
         self.model = model
 
     # -- the way in -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def translate(cls, body: Any) -> R:
+        """The request that asks for the same as a body of another API; may run in a thread.
+
+        Raises:
+            InvalidRequestError: In the words of the body.
+        """
+        raise NotImplementedError(f"{cls.__name__} takes the body as it is: {type(body).__name__}")
 
     @property
     def num_prompts(self) -> int:
@@ -135,7 +144,7 @@ class Face(ABC, Generic[R]):
         self.check()
 
     def as_sent(self, error: InvalidRequestError) -> InvalidRequestError:
-        """An error of the engine in the words of the request: about the fields that its parameters were made of."""
+        """An error in the words of the request: about the fields that parameters and prompts were made of."""
         return error
 
     # -- the way out ----------------------------------------------------------------------------------------------
@@ -224,17 +233,21 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
     """
     state: ServerState = raw_request.app.state.server
     run = partial(at_size, raw_request)
-    body, translate = await read_request(raw_request, face_type.shape), face_type.translate
-    request: Any = body if translate is None else await run(partial(translate, body))
+    request: Any = await read_request(raw_request, face_type.shape)
+    if face_type.is_translated:
+        request = await run(partial(face_type.translate, request))
     model = state.model
     await model.refresh_adapters(request.model)
     name = model.resolve_name(request.model)
     if not model.generates:
         model.check_runner("generate")
     face = face_type(request, state, model)
-    await run(face.read_fields)
-    request_id = new_request_id(face.id_prefix, raw_request, request.request_id)
-    prompts = await face.prompts(run)
+    try:
+        await run(face.read_fields)
+        request_id = new_request_id(face.id_prefix, raw_request, request.request_id)
+        prompts = await face.prompts(run)
+    except InvalidRequestError as error:
+        raise face.as_sent(error) from None
     header = {
         "id": request_id,
         "object": face.chunk_kind if request.stream else face.kind,

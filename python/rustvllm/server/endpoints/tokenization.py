@@ -51,14 +51,14 @@ async def tokenize(raw_request: Request) -> Response:
     model = state.model
     await model.refresh_adapters(request.model)
     model.resolve_name(request.model)
-    tokenizer = _tokenizer(model)
+    tokenizer = tokenizer_of(model)
     if isinstance(request, TokenizeChatRequest):
         text, param = await render_prompt(request, state, model, partial(at_size, raw_request)), "messages"
         special = adds_special_tokens(request.add_special_tokens, model)
     else:
         text, param = request.prompt, "prompt"
         special = request.add_special_tokens is not False
-    _check_size(text, model, param)
+    check_size(text, model, param)
     ids = await tokenizer.encode_off_loop(text, special)
     entries = tokenizer.convert_ids_to_tokens if request.return_token_strs else None
     if len(ids) <= _SLICE:
@@ -79,7 +79,12 @@ async def detokenize(raw_request: Request) -> dict[str, str]:
     return {"prompt": await at_size(raw_request, partial(_text, request.tokens, model))}
 
 
-def _check_size(text: str, model: ServedModel, param: str) -> None:
+def check_size(text: str, model: ServedModel, param: str) -> None:
+    """Refuse a text that would take long to tokenise and cannot be a prompt of the model.
+
+    Raises:
+        InvalidRequestError: Names its size and the limit.
+    """
     limit = max(MAX_TEXT_BYTES, _BYTES_PER_TOKEN * model.max_model_len)
     size = len(text)
     if size <= limit:  # encoding it takes a moment as well
@@ -113,7 +118,7 @@ def _text(tokens: TokenIdList, model: ServedModel) -> str:
         raise InvalidRequestError(
             f"token id {str(wrong)[:32]} is outside the vocabulary: ids are 0 to {model.vocab_size - 1}.", "tokens"
         )
-    text: str = _tokenizer(model).decode(tokens, skip_special_tokens=False)
+    text: str = tokenizer_of(model).decode(tokens, skip_special_tokens=False)
     return text
 
 
@@ -124,7 +129,12 @@ async def _kind(raw_request: Request) -> type[TokenizeRequest] | type[TokenizeCh
     return TokenizeRequest if sources.messages is None else TokenizeChatRequest
 
 
-def _tokenizer(model: ServedModel) -> Any:
+def tokenizer_of(model: ServedModel) -> Any:
+    """The tokenizer of a model.
+
+    Raises:
+        InvalidRequestError: The server has none.
+    """
     if model.tokenizer is None:
         raise InvalidRequestError("This server has no tokenizer (skip_tokenizer_init).")
     return model.tokenizer

@@ -80,3 +80,9 @@ EMBEDDING_REFUSALS: Refusals = {
     "task": (_embed, "there is no other pooling task"),
     "mm_processor_kwargs": (_nothing, "inputs are text"),
 }
+MESSAGES_REFUSALS: Refusals = {
+    "mcp_servers": (_nothing, "this server calls no other; run the tools yourself"),
+    "container": (_nothing, "this server runs no code"),
+    "context_management": (_nothing, "send the messages that count"),
+    "output_format": (_nothing, "send output_config with format"),
+}

@@ -1,0 +1,227 @@
+"""A body of Anthropic's Messages API as the chat request that asks for the same.
+
+Messages of blocks become messages of text, calls and results; a conversation that ends with the assistant's words is
+gone on with. What cannot be done is refused in the words of the body.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.server.schemas.messages import CountTokensRequest, InputMessage, MessagesRequest
+from rustvllm.server.schemas.protocol import ChatCompletionRequest, ChatMessage
+from rustvllm.server.schemas.refusals import MESSAGES_REFUSALS
+from rustvllm.server.schemas.request_body import refuse_unbuilt
+
+_CHOICES: Final = {"auto": None, "any": "required", "none": "none"}
+_PASSED_ON: Final = ("temperature", "top_p", "top_k", "seed", "priority", "cache_salt", "request_id", "stream")
+_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
+    """The chat request of a body.
+
+    Raises:
+        InvalidRequestError: Names the field as the body has it.
+    """
+    refuse_unbuilt(body, MESSAGES_REFUSALS)
+    fields: dict[str, Any] = {"model": body.model, "messages": _messages(body)}
+    if body.messages[-1].role == "assistant":  # it has begun to answer
+        fields.update(add_generation_prompt=False, continue_final_message=True)
+    if body.tools:
+        fields["tools"] = [_tool(f"tools[{index}]", tool) for index, tool in enumerate(body.tools)]
+    fields |= _choice(body.tool_choice) | _output(body.output_config)
+    if isinstance(body, MessagesRequest):
+        if body.max_tokens < 1:
+            raise InvalidRequestError(f"max_tokens must be at least 1, got {body.max_tokens}.", "max_tokens")
+        fields |= {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
+        fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or None, "user": _user(body.metadata)}
+    thinking, variables = _thinking(body.thinking)
+    fields |= thinking
+    if variables or body.chat_template_kwargs:
+        fields["chat_template_kwargs"] = {**variables, **(body.chat_template_kwargs or {})}
+    return ChatCompletionRequest.model_construct(**fields)
+
+
+def _messages(body: CountTokensRequest) -> list[ChatMessage]:
+    if not body.messages:
+        raise InvalidRequestError("messages must not be empty.", "messages")
+    messages: list[ChatMessage] = []
+    if system := _texts("system", body.system or "", "system"):
+        messages.append(_message("system", system))
+    for index, message in enumerate(body.messages):
+        for made in _of_message(f"messages[{index}]", message):
+            before = messages[-1] if messages else None
+            # As Anthropic has it, turns of the same role are one turn.
+            if before is not None and before.role == made.role != "tool":
+                _join(before, made)
+            else:
+                messages.append(made)
+    return messages
+
+
+def _message(role: str, texts: Sequence[str], **more: Any) -> ChatMessage:
+    """A message with texts, one of which is shown as it is."""
+    parts = [{"type": "text", "text": text} for text in texts]
+    content = texts[0] if len(texts) == 1 else (parts or None)
+    return ChatMessage.model_construct(role=role, content=content, **more)
+
+
+def _join(message: ChatMessage, other: ChatMessage) -> None:
+    """Put what another message of the same role says behind a message."""
+    message.content = [*_parts(message), *_parts(other)] or None
+    message.tool_calls = [*(message.tool_calls or ()), *(other.tool_calls or ())] or None
+
+
+def _parts(message: ChatMessage) -> list[dict[str, Any]]:
+    content = message.content
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+
+
+def _of_message(where: str, message: InputMessage) -> list[ChatMessage]:
+    """A message of blocks: the results that it has, then what it says."""
+    if isinstance(message.content, str):
+        return [_message(message.role, [message.content])]
+    results: list[ChatMessage] = []
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for number, block in enumerate(message.content):
+        at, kind = f"{where}.content[{number}]", block.get("type")
+        if kind == "text":
+            texts.append(_string(at, block, "text"))
+        elif kind == "tool_result" and message.role == "user":
+            said = _texts(f"{at}.content", block.get("content") or "", "messages")
+            results.append(_message("tool", said or [""], tool_call_id=_string(at, block, "tool_use_id")))
+        elif kind == "tool_use" and message.role == "assistant":
+            calls.append(_call(at, block))
+        elif kind == "thinking" and message.role == "assistant":
+            thoughts.append(_string(at, block, "thinking"))
+        elif kind == "redacted_thinking" and message.role == "assistant":
+            continue  # only the server that wrote it can read it
+        else:
+            raise _wrong_block(at, kind, message.role)
+    if message.role == "user":
+        return [*results, _message("user", texts)] if texts or not results else results
+    more: dict[str, Any] = {"tool_calls": calls} if calls else {}
+    if thoughts:
+        more["reasoning"] = "\n".join(thoughts)
+    return [_message("assistant", texts, **more)]
+
+
+def _wrong_block(at: str, kind: object, role: str) -> InvalidRequestError:
+    takes = "text or tool_result" if role == "user" else "text, thinking, redacted_thinking or tool_use"
+    return InvalidRequestError(
+        f"{at} has the type {kind!r:.64}; in a message of the role {role!r} this server takes blocks of the type "
+        f"{takes}.",
+        "messages",
+    )
+
+
+def _texts(where: str, content: Any, param: str) -> list[str]:
+    """The texts of a content that holds text alone."""
+    if isinstance(content, str):
+        return [content] if content else []
+    if not isinstance(content, list):
+        raise InvalidRequestError(f"{where} must be text or a list of text blocks.", param)
+    texts = []
+    for number, block in enumerate(content):
+        at = f"{where}[{number}]"
+        if not isinstance(block, dict) or block.get("type") != "text":
+            kind = block.get("type") if isinstance(block, dict) else block
+            raise InvalidRequestError(f"{at} must be a block of the type 'text', got {kind!r:.64}.", param)
+        texts.append(_string(at, block, "text", param))
+    return [text for text in texts if text]
+
+
+def _string(at: str, block: Mapping[str, Any], key: str, param: str = "messages") -> str:
+    value = block.get(key)
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"{at}.{key} must be a string, got {value!r:.64}.", param)
+    return value
+
+
+def _call(at: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = block.get("input")
+    if not isinstance(arguments, dict):
+        raise InvalidRequestError(f"{at}.input must be an object, got {arguments!r:.64}.", "messages")
+    function = {"name": _string(at, block, "name"), "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"id": _string(at, block, "id"), "type": "function", "function": function}
+
+
+def _tool(at: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+    if (kind := tool.get("type")) not in (None, "custom"):
+        raise InvalidRequestError(
+            f"{at}.type is {kind!r:.64}, a tool that Anthropic's servers run themselves; this server runs none: leave "
+            "it out, or give a tool of your own, of the type 'custom'.",
+            "tools",
+        )
+    function = {key: tool[key] for key in ("name", "description", "strict") if tool.get(key) is not None}
+    if (schema := tool.get("input_schema")) is not None:
+        function["parameters"] = schema
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: Mapping[str, Any] | None) -> dict[str, Any]:
+    if choice is None:
+        return {}
+    kind = choice.get("type")
+    fields: dict[str, Any] = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
+    if kind == "tool":
+        return {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}, **fields}
+    if not isinstance(kind, str) or kind not in _CHOICES:
+        raise InvalidRequestError(
+            f"tool_choice.type must be auto, any, tool (with name) or none, got {kind!r:.64}.", "tool_choice"
+        )
+    return {"tool_choice": _CHOICES[kind], **fields}
+
+
+def _thinking(thinking: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of the request, and variables of the template, that ask for thoughts or for none."""
+    if thinking is None:
+        return {}, {}
+    kind = thinking.get("type")
+    if kind == "disabled":
+        return {"include_reasoning": False}, {"enable_thinking": False, "thinking": False}
+    wanted = {"enable_thinking": True, "thinking": True}
+    if kind == "adaptive":
+        return {}, wanted
+    budget = thinking.get("budget_tokens")
+    if kind != "enabled":
+        raise InvalidRequestError(
+            f"thinking.type must be enabled (with budget_tokens), adaptive or disabled, got {kind!r:.64}.", "thinking"
+        )
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+        raise InvalidRequestError(
+            f"thinking.budget_tokens must be a whole number of at least 1, got {budget!r:.64}.", "thinking"
+        )
+    return {"thinking_token_budget": budget}, wanted
+
+
+def _output(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if config is None:
+        return fields
+    if (effort := config.get("effort")) is not None:
+        if effort not in _EFFORTS:
+            raise InvalidRequestError(
+                f"output_config.effort must be one of {', '.join(_EFFORTS)}, got {effort!r:.64}.", "output_config"
+            )
+        fields["reasoning_effort"] = effort
+    if (wanted := config.get("format")) is not None:
+        if not isinstance(wanted, dict) or wanted.get("type") != "json_schema" or "schema" not in wanted:
+            raise InvalidRequestError(
+                f"output_config.format must have the type 'json_schema' and a schema, got {wanted!r:.80}.",
+                "output_config",
+            )
+        schema = {"name": "answer", "schema": wanted["schema"], "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
+
+
+def _user(metadata: Mapping[str, Any] | None) -> str | None:
+    user = (metadata or {}).get("user_id")
+    if user is not None and not isinstance(user, str):
+        raise InvalidRequestError(f"metadata.user_id must be a string, got {user!r:.64}.", "metadata")
+    return user

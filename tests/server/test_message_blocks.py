@@ -1,0 +1,213 @@
+"""What a body of Anthropic's Messages API asks for, as the chat request that it becomes, and what is refused."""
+
+import json
+
+import pytest
+
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.server.answers.message import Ending, message_content
+from rustvllm.server.endpoints.message_blocks import chat_request
+from rustvllm.server.schemas.messages import MessagesRequest
+
+USER = {"role": "user", "content": "Hi"}
+CALL = {"type": "tool_use", "id": "call_1", "name": "look", "input": {"at": "ö"}}
+RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": "a fox"}
+
+
+def text(said):
+    return {"type": "text", "text": said}
+
+
+def chat(*messages, **fields):
+    return chat_request(MessagesRequest.model_validate({"messages": messages, "max_tokens": 9, **fields}))
+
+
+def messages_of(*messages, **fields):
+    return [message.model_dump(exclude_unset=True) for message in chat(*messages, **fields).messages]
+
+
+def test_blocks_become_texts_calls_and_results():
+    thought = {"type": "thinking", "thinking": "Let me see.", "signature": "x"}
+    hidden = {"type": "redacted_thinking", "data": "x"}
+    made = messages_of(
+        {"role": "user", "content": [text("What"), text("is there?")]},
+        {"role": "assistant", "content": [hidden, thought, text("I look."), CALL]},
+        {"role": "user", "content": [RESULT, {**RESULT, "tool_use_id": "call_2", "content": [text("b")]}, text("So?")]},
+        system=[text("Be brief."), text("Be kind.")],
+    )
+    assert made == [
+        {"role": "system", "content": [text("Be brief."), text("Be kind.")]},
+        {"role": "user", "content": [text("What"), text("is there?")]},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "reasoning": "Let me see.",
+            "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": "ö"}'}}
+            ],
+        },
+        {"role": "tool", "content": "a fox", "tool_call_id": "call_1"},
+        {"role": "tool", "content": "b", "tool_call_id": "call_2"},
+        {"role": "user", "content": "So?"},
+    ]
+
+
+def test_turns_of_the_same_role_are_one_turn_and_results_are_not():
+    made = messages_of(
+        USER,
+        {"role": "user", "content": [text("there")]},
+        {"role": "assistant", "content": "A"},
+        {"role": "assistant", "content": [CALL]},
+        {"role": "user", "content": [RESULT]},
+        {"role": "user", "content": [{**RESULT, "tool_use_id": "call_2", "content": None}]},
+    )
+    assert [message["role"] for message in made] == ["user", "assistant", "tool", "tool"]
+    assert made[0]["content"] == [text("Hi"), text("there")]
+    assert made[1]["content"] == [text("A")]
+    assert [call["id"] for call in made[1]["tool_calls"]] == ["call_1"]
+    assert made[3] == {"role": "tool", "content": "", "tool_call_id": "call_2"}
+
+
+def test_an_answer_that_has_begun_is_gone_on_with():
+    begun = chat(USER, {"role": "assistant", "content": "He"})
+    assert (begun.add_generation_prompt, begun.continue_final_message) == (False, True)
+    fresh = chat(USER)
+    assert (fresh.add_generation_prompt, fresh.continue_final_message) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"stop_sequences": ["x"]}, {"stop": ["x"]}),
+        ({"temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 1, "stream": True}, {"temperature": 0.5, "top_k": 3}),
+        ({"metadata": {"user_id": "ann"}}, {"user": "ann"}),
+        ({"tools": [{"name": "f"}]}, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        (
+            {"tools": [{"type": "custom", "name": "f", "description": "d", "input_schema": {}, "strict": True}]},
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "f", "description": "d", "strict": True, "parameters": {}},
+                    }
+                ]
+            },
+        ),
+        ({"tool_choice": {"type": "auto"}}, {"tool_choice": None}),
+        ({"tool_choice": {"type": "any"}}, {"tool_choice": "required"}),
+        ({"tool_choice": {"type": "none"}}, {"tool_choice": "none"}),
+        (
+            {"tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True}},
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False},
+        ),
+        ({"thinking": {"type": "enabled", "budget_tokens": 50}}, {"thinking_token_budget": 50}),
+        ({"thinking": {"type": "disabled"}}, {"include_reasoning": False}),
+        ({"thinking": {"type": "adaptive"}}, {"thinking_token_budget": None, "include_reasoning": None}),
+        (
+            {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"thinking": 3}},
+            {"chat_template_kwargs": {"enable_thinking": False, "thinking": 3}},
+        ),
+        ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True},
+                }
+            },
+        ),
+    ],
+    ids=lambda value: json.dumps(value)[:40],
+)
+def test_fields_have_their_counterparts(fields, expected):
+    made = chat(USER, **fields)
+    assert {name: getattr(made, name) for name in expected} == expected
+    assert made.max_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"max_tokens": -1}, "max_tokens", "at least 1, got -1"),
+        ({"messages": []}, "messages", "must not be empty"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages", r"messages\[0\].content\[0\]"),
+        ({"messages": [{"role": "user", "content": [{}]}]}, "messages", "has the type None"),
+        ({"messages": [{"role": "user", "content": [CALL]}]}, "messages", "of the role 'user' this server takes"),
+        ({"messages": [{"role": "assistant", "content": [RESULT]}]}, "messages", "'tool_result'"),
+        ({"messages": [USER, {"role": "user", "content": [{"type": "text"}]}]}, "messages", r"\[1\].content\[0\].text"),
+        (
+            {"messages": [{"role": "user", "content": [{**RESULT, "content": 5}]}]},
+            "messages",
+            r"content\[0\].content must be text",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{**RESULT, "content": [{"type": "image"}]}]}]},
+            "messages",
+            r"content\[0\].content\[0\] must be a block of the type 'text', got 'image'",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages", "tool_use_id must be"),
+        (
+            {"messages": [{"role": "assistant", "content": [{**CALL, "input": "{}"}]}]},
+            "messages",
+            "input must be an ob",
+        ),
+        ({"system": [{"type": "image"}]}, "system", r"system\[0\] must be a block"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools", "tools.0..type is 'bash_20250124'"),
+        ({"tool_choice": {}}, "tool_choice", "must be auto, any, tool"),
+        ({"tool_choice": {"type": ["any"]}}, "tool_choice", "must be auto, any, tool"),
+        ({"thinking": {"type": "enabled", "budget_tokens": True}}, "thinking", "budget_tokens must be a whole number"),
+        ({"thinking": {"type": "deep"}}, "thinking", "got 'deep'"),
+        ({"output_config": {"effort": "most"}}, "output_config", "effort must be one of none, minimal"),
+        ({"output_config": {"format": {"type": "text"}}}, "output_config", "must have the type 'json_schema'"),
+        ({"metadata": {"user_id": 5}}, "metadata", "user_id must be a string"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "not supported yet; this server calls no other"),
+    ],
+    ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else str(value)[:20],
+)
+def test_what_cannot_be_done_is_refused_in_the_words_of_the_body(fields, param, says):
+    with pytest.raises(InvalidRequestError, match=says) as caught:
+        chat(**{"messages": [USER], **fields}) if "messages" not in fields else chat(
+            *fields["messages"], **{name: value for name, value in fields.items() if name != "messages"}
+        )
+    assert caught.value.param == param
+
+
+def test_a_whole_answer_has_its_blocks_in_the_order_of_the_stream():
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}
+    deltas = [
+        {"reasoning": "I "},
+        {"reasoning": "see."},
+        {"content": "A"},
+        {"tool_calls": [call]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": '}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]},
+        {"tool_calls": [{**call, "index": 1, "id": "d"}]},
+        {"tool_calls": [{"index": 1, "function": {"arguments": '{"cut": '}}]},
+        {"content": "B"},
+    ]
+    assert message_content(deltas) == [
+        {"type": "thinking", "thinking": "I see.", "signature": ""},
+        {"type": "text", "text": "A", "citations": None},
+        {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}},
+        {"type": "tool_use", "id": "d", "name": "f", "input": {}},
+        {"type": "text", "text": "B", "citations": None},
+    ]
+    assert message_content([{"content": ""}]) == []
+
+
+@pytest.mark.parametrize(
+    ("ending", "reason", "sequence"),
+    [
+        (Ending("stop", None, has_calls=False, is_as_long_as_asked=True), "end_turn", None),
+        (Ending("stop", 5, has_calls=False, is_as_long_as_asked=False), "end_turn", None),
+        (Ending("stop", "x", has_calls=False, is_as_long_as_asked=False), "stop_sequence", "x"),
+        (Ending("stop", None, has_calls=True, is_as_long_as_asked=False), "tool_use", None),
+        (Ending("length", None, has_calls=True, is_as_long_as_asked=True), "max_tokens", None),
+        (Ending("length", None, has_calls=False, is_as_long_as_asked=False), "model_context_window_exceeded", None),
+        (Ending("abort", None, has_calls=True, is_as_long_as_asked=False), None, None),
+    ],
+    ids=lambda value: value.finish_reason if isinstance(value, Ending) else str(value),
+)
+def test_why_a_message_ended(ending, reason, sequence):
+    assert ending.as_dict() == {"stop_reason": reason, "stop_sequence": sequence}
