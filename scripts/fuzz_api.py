@@ -14,10 +14,11 @@ Exit status 1: something was found.
 import argparse
 import json
 import random
+import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ NOT_IMPLEMENTED = 501
 UNDESCRIBED = (404, 405)
 """Statuses that an answer may have before any operation of the document is reached."""
 SHOWN_CHARACTERS = 2000
+DONE = b"data: [DONE]"
+ANTHROPIC = "/v1/messages"
+"""Below it errors have Anthropic's shape."""
+NAMED_EVENTS = frozenset({ANTHROPIC})
+"""Paths whose streams have events with names and no ``[DONE]``."""
 Case = Any
 """A request of schemathesis; its class is not public."""
 
@@ -110,6 +116,24 @@ SENSIBLE: dict[str, Callable[[random.Random], Any]] = {
     "tokens": lambda choice: [choice.randrange(2048) for _ in range(choice.randrange(30))],
 }
 """Values that are served, for fields that would rarely get one by chance."""
+BLOCK = {"type": "text", "text": "Once"}
+SENSIBLE_MESSAGES: dict[str, Callable[[random.Random], Any]] = {
+    **SENSIBLE,
+    "system": lambda choice: choice.choice([None, "Be brief.", [BLOCK], [BLOCK, BLOCK]]),
+    "tools": lambda choice: choice.choice([None, [{"name": "f", "input_schema": SCHEMAS[1]}], [{"name": "f"}]]),
+    "tool_choice": lambda choice: choice.choice(
+        [None, *({"type": kind, "name": "f"} for kind in ("auto", "any", "tool", "none"))]
+    ),
+    "thinking": lambda choice: choice.choice(
+        [None, {"type": "enabled", "budget_tokens": 5}, {"type": "adaptive"}, {"type": "disabled"}]
+    ),
+    "output_config": lambda choice: choice.choice(
+        [None, {"effort": "low"}, {"format": {"type": "json_schema", "schema": choice.choice(SCHEMAS)}}]
+    ),
+    "metadata": lambda choice: choice.choice([None, {"user_id": "ann"}]),
+    "stop_sequences": lambda choice: choice.choice([None, ["a"], [" the", "!"]]),
+}
+"""The same for Anthropic's API."""
 
 
 class Findings:
@@ -138,7 +162,7 @@ class Findings:
         self.statuses[operation.label, status] += 1
         if status >= 500 and status != NOT_IMPLEMENTED:
             self.add(operation.label, f"status {status}", f"{request}\n    {response.text}")
-        elif wrong := what_is_wrong(response) or self._what_breaks_its_schema(operation, response):
+        elif wrong := what_is_wrong(response, operation.path) or self._what_breaks_its_schema(operation, response):
             self.add(operation.label, wrong, f"{request}\n    {status} {response.headers} {response.text}")
 
     def _what_breaks_its_schema(self, operation: Any, response: requests.Response) -> str | None:
@@ -146,7 +170,7 @@ class Findings:
             return None
         kind = media_type(response)
         if kind == "text/event-stream":
-            bodies = [json.loads(frame[6:]) for frame in response.content.split(b"\n\n")[:-2] if frame[:1] != b":"]
+            bodies = [json.loads(data) for _, data in events_of(response.content)]
         elif kind == "application/json":
             bodies = [json.loads(response.content)] if response.content else []
         else:
@@ -164,11 +188,19 @@ def media_type(response: requests.Response) -> str:
     return response.headers.get("content-type", "").partition(";")[0]
 
 
-def what_is_wrong(response: requests.Response) -> str | None:
-    """What an answer's form lacks; None when it is one of the forms that clients read."""
+def events_of(content: bytes) -> Iterator[tuple[bytes | None, bytes]]:
+    """The name, if it has one, and the data of each event of a stream but ``[DONE]``; comments are left out."""
+    for frame in content.split(b"\n\n"):
+        *before, last = frame.split(b"\n")
+        if frame and not frame.startswith(b":") and frame != DONE:
+            yield before[0].removeprefix(b"event: ") if before else None, last.removeprefix(b"data: ")
+
+
+def what_is_wrong(response: requests.Response, path: str) -> str | None:
+    """What an answer's form lacks; None when it is one of the forms that clients of the path read."""
     kind = media_type(response)
     if response.status_code == 200 and kind == "text/event-stream":
-        return what_is_wrong_with_events(response.content)
+        return what_is_wrong_with_events(response.content, is_named=path in NAMED_EVENTS)
     if response.status_code == 200 and not response.content:
         return None
     if kind != "application/json":
@@ -180,6 +212,9 @@ def what_is_wrong(response: requests.Response) -> str | None:
     if response.status_code == 200:
         return None
     error = body.get("error") if isinstance(body, dict) else None
+    if path.startswith(ANTHROPIC):
+        is_right = isinstance(error, dict) and set(error) == {"type", "message"} and body["type"] == "error"
+        return None if is_right and error["message"] else "an error of another form"
     if not isinstance(error, dict) or set(error) != {"message", "type", "param", "code"}:
         return "an error of another form"
     if not error["message"] or error["code"] != response.status_code or len(error["message"]) > SHOWN_CHARACTERS:
@@ -187,21 +222,22 @@ def what_is_wrong(response: requests.Response) -> str | None:
     return None
 
 
-def what_is_wrong_with_events(content: bytes) -> str | None:
-    """What is wrong with the body of a stream."""
-    *frames, done, rest = content.split(b"\n\n")
-    if rest or done != b"data: [DONE]":
+def what_is_wrong_with_events(content: bytes, *, is_named: bool) -> str | None:
+    """What is wrong with the body of a stream, whose events may have names."""
+    *frames, rest = content.split(b"\n\n")
+    if rest or (not is_named and frames[-1:] != [DONE]):
         return "a stream that does not end with [DONE]"
-    for frame in frames:
-        if frame.startswith(b":"):
-            continue  # a comment
-        if not frame.startswith(b"data: ") or b"\n" in frame:
-            return "a frame that is not an event"
+    form = re.compile(rb"event: ([a-z_.]+)\ndata: .+" if is_named else rb"data: .+")
+    if any(not frame.startswith(b":") and not form.fullmatch(frame) for frame in frames):
+        return "a frame that is not an event"
+    for name, data in events_of(content):
         try:
-            event = json.loads(frame[6:], parse_constant=refuse_constant)
+            event = json.loads(data, parse_constant=refuse_constant)
         except ValueError as exc:
             return f"an event that is not JSON: {exc}"
-        if "error" in event:
+        if is_named and event.get("type", "").encode() != name:
+            return "an event of another name than its type"
+        if "error" in event and event["error"] is not None:
             return "an error in a stream that had begun"
     return None
 
@@ -221,9 +257,10 @@ def steer(case: Case, model: str, choice: random.Random) -> None:
     if choice.random() < 0.7:
         share = choice.random()
         body = {name: value for name, value in body.items() if name in NEEDED or choice.random() < share}
+    sensible = SENSIBLE_MESSAGES if case.operation.path.startswith(ANTHROPIC) else SENSIBLE
     for name in body:
-        if name in SENSIBLE and choice.random() < 0.9:
-            body[name] = SENSIBLE[name](choice)
+        if name in sensible and choice.random() < 0.9:
+            body[name] = sensible[name](choice)
     if choice.random() < 0.9:
         body["max_tokens"] = choice.randint(1, MAX_TOKENS)
         body.pop("max_completion_tokens", None)

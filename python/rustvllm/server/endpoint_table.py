@@ -59,6 +59,8 @@ ENDPOINTS: Final = (
         answer=message_schemas.MessageResponse,
         chunk=message_schemas.MessageEvent,
         errors=_WITH_BODY,
+        error=message_schemas.MessageError,
+        names_events=True,
         generates=True,
         is_direct=True,
     ),
@@ -69,6 +71,7 @@ ENDPOINTS: Final = (
         takes=(message_schemas.CountTokensRequest,),
         answer=message_schemas.CountTokensResponse,
         errors=_WITH_BODY,
+        error=message_schemas.MessageError,
     ),
     Endpoint(
         "POST",

@@ -21,6 +21,8 @@ class Endpoint:
         answer: Shape of the answer with status 200; None: the framework's description of it stands.
         chunk: Shape of an event's data, where the answer can be a stream.
         media_types: Of an answer that is text and not JSON.
+        error: Shape of its errors; None: OpenAI's.
+        names_events: Events of its streams have their names, and no ``[DONE]`` comes behind them.
         unavailable: Shape of a 503 that is an answer, not an error.
         errors: Statuses that its own work ends with, those of the guards apart.
         is_documented: Part of the OpenAPI document.
@@ -37,6 +39,8 @@ class Endpoint:
     takes: tuple[type[BaseModel], ...] = ()
     answer: type[BaseModel] | None = None
     chunk: type[BaseModel] | None = None
+    error: type[BaseModel] | None = None
+    names_events: bool = False
     media_types: tuple[str, ...] = ()
     unavailable: type[BaseModel] | None = None
     errors: tuple[int, ...] = ()

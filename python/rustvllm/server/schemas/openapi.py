@@ -29,6 +29,10 @@ _STREAMED = (
     "What was asked for. With `stream`, server-sent events: each line `data: ` has an object of the second schema and "
     "an empty line behind it, the last is `data: [DONE]`. What fails half-way is an event with an error."
 )
+_NAMED_EVENTS = (
+    "What was asked for. With `stream`, server-sent events: each has a line `event: ` with its `type`, a line `data: ` "
+    "with an object of the second schema, and an empty line behind it. What fails half-way is an event with an error."
+)
 _RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
 _GUARDED = (401, 503)
 """What the front door answers for an endpoint that is not open."""
@@ -74,12 +78,16 @@ def _describe(described: dict[str, Any], row: Endpoint, refs: dict[type[BaseMode
         content: dict[str, Any] = {"application/json": {"schema": refs[row.answer]}}
         if row.chunk is not None:
             # As OpenAI's own document has it: the schema is that of an event's data. `data: [DONE]` is the last.
-            content["text/event-stream"] = {"schema": {"anyOf": [refs[row.chunk], refs[responses.ErrorResponse]]}}
-        description = _STREAMED if row.chunk else "What was asked for."
+            events = [refs[row.chunk], refs[row.error or responses.ErrorResponse]]
+            content["text/event-stream"] = {"schema": {"anyOf": events}}
+        streamed = _NAMED_EVENTS if row.names_events else _STREAMED
+        description = streamed if row.chunk else "What was asked for."
         answers = {"200": {"description": description, "content": content}}
     if row.media_types:
         answers["200"]["content"] = {kind: {"schema": {"type": "string"}} for kind in row.media_types}
-    _describe_errors(answers, row.errors if row.is_open else (*row.errors, *_GUARDED), refs)
+    guarded = row.errors if row.is_open else (*row.errors, *_GUARDED)
+    shape = refs[row.error or responses.ErrorResponse]
+    _describe_errors(answers, guarded, shape, refs[row.error or responses.UnauthorizedResponse])
     if row.unavailable is not None:
         answers["503"] = _json_answer("Requests are not served now; `status` says why.", refs[row.unavailable])
         answers["503"]["headers"] = _RETRY_AFTER
@@ -87,11 +95,10 @@ def _describe(described: dict[str, Any], row: Endpoint, refs: dict[type[BaseMode
 
 
 def _describe_errors(
-    answers: dict[str, Any], errors: tuple[int, ...], refs: dict[type[BaseModel], dict[str, Any]]
+    answers: dict[str, Any], errors: tuple[int, ...], shape: dict[str, Any], unauthorized: dict[str, Any]
 ) -> None:
     for status in sorted(errors):
-        shape = responses.UnauthorizedResponse if status == 401 else responses.ErrorResponse
-        answers[str(status)] = _json_answer(_ERRORS[status], refs[shape])
+        answers[str(status)] = _json_answer(_ERRORS[status], unauthorized if status == 401 else shape)
     if 503 in errors:
         answers["503"]["headers"] = _RETRY_AFTER
 
@@ -106,7 +113,7 @@ def _schemas(
     """References to every model of the rows, and their definitions."""
     models: dict[type[BaseModel], None] = dict.fromkeys((responses.ErrorResponse, responses.UnauthorizedResponse))
     for row in rows:
-        named = (row.answer, *row.takes, row.chunk, row.unavailable)
+        named = (row.answer, *row.takes, row.chunk, row.error, row.unavailable)
         models.update(dict.fromkeys(model for model in named if model is not None))
     refs, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_TEMPLATE)
     return {model: refs[model, "validation"] for model in models}, definitions["$defs"]
