@@ -342,6 +342,25 @@ async def test_thoughts_begin_where_the_flag_or_the_prompt_says():
     assert (alone["content"], alone["reasoning"], end) == (None, "Hm", "length")
 
 
+async def test_thoughts_reach_templates_that_call_them_thinking():
+    template = (
+        "{% for message in messages %}<{{ message.role }}>{{ message.thinking or '' }}|{{ message.content or '' }}"
+        "{% if message.thinking and message.content and message.tool_calls %}{{ raise_exception('both') }}{% endif %}"
+        "{% endfor %}"
+    )
+    call = {"id": "x", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    thought = {"role": "assistant", "reasoning_content": "Hm"}
+    messages = [
+        *MESSAGES,
+        {**thought, "content": "Yes."},
+        {**thought, "tool_calls": [call]},
+        {**thought, "content": "I look.", "tool_calls": [call]},
+    ]
+    async with saying("Yes", template) as (client, engine):
+        await answered(client, messages=messages)
+    assert engine.seen[0].prompt == "<user>|Hi<assistant>Hm|Yes.<assistant>Hm|<assistant>|I look."
+
+
 async def test_histories_with_calls_and_thoughts_reach_the_template():
     call = {"id": "x", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     messages = [

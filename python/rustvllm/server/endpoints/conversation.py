@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -32,6 +32,8 @@ _TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
+_MAY_BE_KNOWN = ("developer", "message.thinking")
+"""What only some templates know, as they write it."""
 _SET_BY_FIELDS = frozenset({"add_generation_prompt", "continue_final_message"})
 """Variables of the template that a request's fields set, whatever its ``chat_template_kwargs`` say."""
 _MEDIA_PARTS = (
@@ -63,10 +65,8 @@ def build_conversation(messages: Sequence[ChatMessage], chat_template: str, *, i
     """
     if not messages:
         raise InvalidRequestError("messages must not be empty.", "messages")
-    knows_developer = "developer" in chat_template
-    return [
-        _build_message(index, message, knows_developer, in_parts=in_parts) for index, message in enumerate(messages)
-    ]
+    knows = frozenset(name for name in _MAY_BE_KNOWN if name in chat_template)
+    return [_build_message(index, message, knows, in_parts=in_parts) for index, message in enumerate(messages)]
 
 
 def shows_parts(content_format: str, walks_through_parts: bool) -> bool:
@@ -74,9 +74,9 @@ def shows_parts(content_format: str, walks_through_parts: bool) -> bool:
     return walks_through_parts if content_format == "auto" else content_format == "openai"
 
 
-def _build_message(index: int, message: ChatMessage, knows_developer: bool, *, in_parts: bool) -> dict[str, Any]:
+def _build_message(index: int, message: ChatMessage, knows: Collection[str], *, in_parts: bool) -> dict[str, Any]:
     role = message.role
-    if role == "developer" and not knows_developer:
+    if role == "developer" and "developer" not in knows:
         role = "system"
     built: dict[str, Any] = dict(message.model_extra or {})
     built["role"] = role
@@ -89,6 +89,9 @@ def _build_message(index: int, message: ChatMessage, knows_developer: bool, *, i
     thought = built.get("reasoning") or built.get("reasoning_content")
     if isinstance(thought, str):  # templates know one name or the other
         built.update(reasoning=thought, reasoning_content=thought)
+        # gpt-oss's template takes a message with calls for thoughts or for text, and refuses both.
+        if "message.thinking" in knows and not (texts and message.tool_calls):
+            built["thinking"] = thought
     if message.tool_calls:
         built["tool_calls"] = [_build_tool_call(index, call) for call in message.tool_calls]
     return built
