@@ -40,6 +40,8 @@ class Step:
         out = torch.zeros_like(self.query)
         if options.get("alibi_slopes"):
             options["alibi_slopes"] = torch.tensor(options["alibi_slopes"], device=out.device)
+        if options.get("sinks") is not None:
+            options["sinks"] = options["sinks"].to(out.device)
         starts, lens = (torch.from_numpy(a) for a in (self.metadata.query_start_loc, self.metadata.seq_lens))
         reference.paged_attention(out, self.query, cache, self.metadata.block_table, starts, lens, scale, **options)
         return out, cache

@@ -20,6 +20,7 @@ OPTIONS = st.fixed_dictionaries(
         "sliding_window": st.sampled_from([1, 3, 17, 30]),
         "soft_cap": st.sampled_from([0.5, 20.0]),
         "alibi_slopes": st.just("slopes"),
+        "sinks": st.just("sinks"),
     },
 )
 
@@ -34,6 +35,8 @@ def few_keys_are_split(monkeypatch):
 def draw_options(options, num_heads):
     if "alibi_slopes" in options:
         options = options | {"alibi_slopes": [2.0 ** -(1 + i % 4) for i in range(num_heads)]}
+    if "sinks" in options:
+        options = options | {"sinks": torch.tensor([(2.0, -3.0, 0.5, 30.0)[i % 4] for i in range(num_heads)])}
     return options
 
 
@@ -86,6 +89,7 @@ def test_long_decodes_are_split(dtype, fp8, device):
     check(step, plan, 0.3)
     assert [launch.num_splits > 1 for launch in plan._launches_for(2, 1)] == [True]
     check(step, plan, 0.3, sliding_window=60)
+    check(step, plan, 0.3, sinks=torch.tensor([1.5, -2.0], device=device))
 
 
 @pytest.mark.usefixtures("few_keys_are_split")
@@ -189,6 +193,7 @@ def test_nan_of_one_request_stays_with_it(device):
         ({"sliding_window": 0}, "sliding_window is 0"),
         ({"soft_cap": 0.0}, "soft_cap is 0.0"),
         ({"alibi_slopes": [0.5]}, "alibi_slopes has length 1, expected 2"),
+        ({"sinks": torch.zeros(3)}, r"sinks has the shape \[3\], expected \[2\]"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, message, device):

@@ -68,7 +68,8 @@ def check(launches, *, at_least):
 
 @pytest.mark.parametrize(("head_dim", "dtype", "fp8"), [(128, torch.bfloat16, False), (64, torch.float16, True)])
 def test_attention(launches, head_dim, dtype, fp8):
-    options = {"sliding_window": 100, "soft_cap": 30.0, "alibi_slopes": [0.5] * 8} if fp8 else {}
+    options = {"sliding_window": 100, "soft_cap": 30.0, "alibi_slopes": [0.5] * 8, "sinks": torch.ones(8)}
+    options = options if fp8 else {}
     launch_attention(head_dim, dtype, fp8=fp8, **options)
     _, prompts, decodes = check(launches, at_least=3)  # written, prompts, decodes with their parts put together
     if launches.target.arch == 90:

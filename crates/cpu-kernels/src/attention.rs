@@ -370,9 +370,10 @@ pub(crate) fn check_attend<E, C: Cached>(
     if out.len() != expected {
         return Err(AttentionError::Length { name: "out", found: out.len(), expected });
     }
-    let slopes = options.alibi_slopes.len();
-    if slopes != 0 && slopes != num_heads {
-        return Err(AttentionError::Length { name: "alibi_slopes", found: slopes, expected: num_heads });
+    for (name, found) in [("alibi_slopes", options.alibi_slopes.len()), ("sinks", options.sinks.len())] {
+        if found != 0 && found != num_heads {
+            return Err(AttentionError::Length { name, found, expected: num_heads });
+        }
     }
     Ok(())
 }

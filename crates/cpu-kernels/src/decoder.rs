@@ -81,6 +81,8 @@ pub struct DecoderBlock {
     pub sliding_window: Option<NonZeroU32>,
     /// Scores become `cap · tanh(score / cap)`.
     pub soft_cap: Option<f32>,
+    /// Of each head of queries a score besides those of the keys; see [`crate::AttentionOptions::sinks`]. Empty: there are none.
+    pub sinks: Vec<f32>,
     /// From the heads to the stream.
     pub out: Arc<PackedLinear>,
     /// Before the MLP.
@@ -203,6 +205,7 @@ impl Decoder {
                 ("the norm before attention", parts.attention_norm.weight.len(), hidden_size),
                 ("the input of qkv", parts.qkv.in_features(), hidden_size),
                 ("qkv", parts.qkv.out_features(), query_row.saturating_add(key_row.saturating_mul(2))),
+                ("the sinks", parts.sinks.len(), if parts.sinks.is_empty() { 0 } else { heads.num_heads }),
                 ("the input of out", parts.out.in_features(), query_row),
                 ("out", parts.out.out_features(), hidden_size),
                 ("the norm before the MLP", parts.mlp_norm.weight.len(), hidden_size),

@@ -50,6 +50,7 @@ fn decoder_with(is_gated: bool, gains: &[f32]) -> Decoder {
         scale: 0.25,
         sliding_window: None,
         soft_cap: None,
+        sinks: Vec::new(),
         out: layer(seed + 2, WIDTH, 64, gains),
         mlp_norm: norm(seed + 3),
         is_parallel: false,

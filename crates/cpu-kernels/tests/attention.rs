@@ -50,6 +50,11 @@ fn check_all<E: Element, C: PlainHead + CacheElement<E>>(
     }
 }
 
+/// A sink per query head: some below all scores, some above them.
+fn sinks_of(case: &Case) -> Vec<f32> {
+    (0..case.num_kv_heads * case.group).map(|head| [2.0, -1.5, 40.0, -60.0, 0.0][head % 5]).collect()
+}
+
 fn bits(out: &[f32]) -> Vec<u32> {
     out.iter().map(|x| x.to_bits()).collect()
 }
@@ -93,13 +98,16 @@ proptest! {
         window in prop::option::of(1_u32..200),
         soft_cap in prop::option::of(0.5_f32..30.0),
         alibi in any::<bool>(),
+        has_sinks in any::<bool>(),
     ) {
         let slopes: Vec<f32> = (1..=case.num_kv_heads * case.group).map(|head| 0.5_f32.powi(head as i32)).collect();
+        let sinks = sinks_of(&case);
         let options = AttentionOptions {
             scale: 0.8,
             sliding_window: window.and_then(NonZeroU32::new),
             soft_cap,
             alibi_slopes: if alibi { &slopes } else { &[] },
+            sinks: if has_sinks { &sinks } else { &[] },
         };
         check_all::<f32, f32>(&case, &options, 2e-5);
         check_all::<f32, bf16>(&case, &options, 2e-5);
@@ -135,7 +143,8 @@ proptest! {
 
 /// The cache that queries of `f32` meet holds `C`.
 fn check_alone<C: PlainHead + CacheElement<f32>>(case: &Case) {
-    let options = AttentionOptions::causal(0.7);
+    let sinks = sinks_of(case);
+    let options = AttentionOptions { sinks: &sinks, ..AttentionOptions::causal(0.7) };
     let together = Step::<f32, C>::all(case);
     let (alone, both) = (Threads::new(1).unwrap(), Threads::new(3).unwrap());
     for kernel in Kernel::available().iter().filter(|kernel| kernel.takes(case.head_dim)) {
@@ -153,7 +162,9 @@ fn check_alone<C: PlainHead + CacheElement<f32>>(case: &Case) {
 /// Likewise.
 fn check_chunks<C: PlainHead + CacheElement<f32>>(whole: &Case, cut: usize) {
     let step = Step::<f32, C>::all(whole);
-    let options = AttentionOptions::causal(0.7);
+    let sinks = sinks_of(whole);
+    let sliding_window = NonZeroU32::new(1 + (whole.seed % 90) as u32);
+    let options = AttentionOptions { sinks: &sinks, sliding_window, ..AttentionOptions::causal(0.7) };
     let threads = Threads::new(1).unwrap();
     let row = step.num_heads * whole.head_dim;
     for kernel in Kernel::available().iter().filter(|kernel| kernel.takes(whole.head_dim)) {
@@ -224,6 +235,31 @@ fn this_machine_has_more_than_one_kernel_and_the_best_takes_the_heads() {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {
         assert_eq!((Kernel::best(64).name(), Kernel::best(24).name()), ("avx512", "avx2"));
+    }
+}
+
+#[test]
+fn a_sink_takes_its_share_of_the_softmax_and_has_no_value() {
+    let case = case(150, 9);
+    let step = Step::<f32>::all(&case);
+    let threads = Threads::new(1).unwrap();
+    let run = |kernel: &Kernel, sinks: &[f32]| {
+        step.run(kernel, &threads, &AttentionOptions { sinks, ..AttentionOptions::causal(0.4) })
+    };
+    for kernel in Kernel::available().iter().filter(|kernel| kernel.takes(case.head_dim)) {
+        let without = run(kernel, &[]);
+        // A sink that is as good as none changes nothing; one above all scores leaves nothing.
+        assert_eq!(bits(&run(kernel, &[f32::NEG_INFINITY; 4])), bits(&without), "{}", kernel.name());
+        assert!(run(kernel, &[90.0; 4]).iter().all(|x| x.abs() < 1e-30), "{}", kernel.name());
+        let with = run(kernel, &[f32::NEG_INFINITY, 3.0, f32::NEG_INFINITY, 3.0]);
+        for (i, (a, b)) in with.chunks(16).zip(without.chunks(16)).enumerate() {
+            let share = a[0] / b[0];
+            assert!(if i % 2 == 0 { share == 1.0 } else { (0.5..0.99).contains(&share) }, "{share}");
+            assert!(
+                a.iter().zip(b).all(|(a, b)| (a - share * b).abs() < 1e-6),
+                "one factor for all features"
+            );
+        }
     }
 }
 
@@ -349,6 +385,11 @@ fn arrays_that_do_not_fit_are_refused_and_nothing_is_written() {
     is(attend_with(layout, 8, cache, query, &[], 384), "lie 64 elements apart, but each has 128");
     is(attend_with(layout, 4, cache, query, &[], 191), "out has 191");
     is(attend_with(layout, 4, cache, query, &[1.0], 192), "alibi_slopes has 1");
+    let mut out = vec![7.0; 192];
+    let short = AttentionOptions { sinks: &[0.5; 3], ..options };
+    let rows = TokenRows { data: query, stride: 64 };
+    is(attend(&batch, rows, 4, cache, layout, &short, kernel, &threads, &mut out), "sinks has 3");
+    assert!(out.iter().all(|&x| x == 7.0), "nothing is written");
     is(attend_with(CacheLayout { head_dim: 0, ..layout }, 4, cache, query, &[], 192), "head_dim is 0");
     is(
         attend_with(

@@ -57,6 +57,7 @@ fn block(seed: u64, kind: WeightKind) -> DecoderBlock {
         scale: 0.25,
         sliding_window: None,
         soft_cap: None,
+        sinks: Vec::new(),
         out: layer(seed + 3, WIDTH, 64, kind),
         mlp_norm: some_norm(seed + 4, NormKind::Rms),
         is_parallel: false,
@@ -76,6 +77,7 @@ fn rotary_block(seed: u64, kind: WeightKind) -> DecoderBlock {
         rotary: Some(0),
         sliding_window: NonZeroU32::new(3),
         soft_cap: Some(2.0),
+        sinks: numbers(seed + 12, HEADS.num_heads),
         mlp: mlp(seed, kind, true, Activation::Silu),
         ..block(seed, kind)
     }
@@ -217,6 +219,7 @@ fn one_by_one<E: Element, C: CacheElement<E>>(
         let options = AttentionOptions {
             sliding_window: block.sliding_window,
             soft_cap: block.soft_cap,
+            sinks: &block.sinks,
             ..AttentionOptions::causal(block.scale)
         };
         let by = Kernel::best(16);
@@ -430,13 +433,14 @@ fn what_does_not_fit_is_refused() {
         Decoder::new(vec![block(4, WeightKind::F32), second], last(), HEADS)
     };
     let wrong = |name, found, expected| DecoderError::Features { block: 1, name, found, expected };
-    let cases: [(fn(&mut DecoderBlock), _); 9] = [
+    let cases: [(fn(&mut DecoderBlock), _); 10] = [
         (|block| block.attention_norm.weight.truncate(3), wrong("the norm before attention", 3, 36)),
         (|block| block.mlp_norm.weight.truncate(4), wrong("the norm before the MLP", 4, 36)),
         (|block| block.qkv = layer(1, 127, 36, WeightKind::F32), wrong("qkv", 127, 128)),
         (|block| block.out = layer(1, 36, 60, WeightKind::F32), wrong("the input of out", 60, 64)),
         (|block| dense(&mut block.mlp).down = layer(1, 35, 53, WeightKind::F32), wrong("down", 35, 36)),
         (|block| dense(&mut block.mlp).up = layer(1, 106, 36, WeightKind::F32), wrong("up", 106, 53)),
+        (|block| block.sinks = vec![0.0; 2], wrong("the sinks", 2, 4)),
         (|block| dense(&mut block.mlp).is_gated = true, wrong("up", 53, 106)),
         (
             |block| {

@@ -57,6 +57,7 @@ fn block(mlp: Mlp) -> DecoderBlock {
         scale: 0.25,
         sliding_window: None,
         soft_cap: None,
+        sinks: Vec::new(),
         out: layer(3, WIDTH, 64, WeightKind::F32),
         mlp_norm: norm(4),
         is_parallel: false,

@@ -54,6 +54,7 @@ class CpuAttentionPlan:
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         alibi_slopes: Sequence[float] | None = None,
+        sinks: Sequence[float] | None = None,
     ) -> None:
         """Write the step's keys and values into a layer's cache, then attend causally over it.
 

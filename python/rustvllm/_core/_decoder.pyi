@@ -25,6 +25,7 @@ class CoreBlock(TypedDict):
     scale: float
     sliding_window: int | None
     soft_cap: float | None
+    sinks: npt.NDArray[np.float32] | None
     out: PackedLinear
     mlp_norm: _Norm
     is_parallel: bool

@@ -25,6 +25,7 @@ class AttentionPlan(Protocol):
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         alibi_slopes: Sequence[float] | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Write the new keys and values to the cache, then attend causally over everything in it.
 
@@ -45,12 +46,15 @@ class AttentionPlan(Protocol):
             soft_cap: Replaces a scaled product ``s`` by ``soft_cap · tanh(s / soft_cap)``; None disables this.
             alibi_slopes: One per query head; ``slope · (key position − query position)`` is added to each score. None
                 or empty disables this.
+            sinks: ``[num_heads]`` of any float dtype: a further score of each head, which takes its share of the
+                softmax and has no value; None: there are none.
 
         Returns:
             ``[num_tokens, num_heads, head_dim]``.
 
         Raises:
-            ValueError: The window is below 1, the cap is not positive and finite, or there is not one slope per head.
+            ValueError: The window is below 1, the cap is not positive and finite, or there is not one slope or one
+                sink per head.
         """
         ...
 
@@ -87,6 +91,7 @@ class RotaryAttentionPlan(AttentionPlan, Protocol):
         head_norms: HeadNorms | None = None,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
         is_by_head: bool = False,
     ) -> Tensor:
         """Norm and rotate queries and keys, then continue as ``forward`` does.
@@ -101,6 +106,7 @@ class RotaryAttentionPlan(AttentionPlan, Protocol):
             head_norms: None if heads are not normed.
             sliding_window: See ``forward``.
             soft_cap: See ``forward``.
+            sinks: See ``forward``.
             is_by_head: Whether ``qkv`` has query, key and value of one head after the other instead.
 
         Returns:

@@ -72,6 +72,7 @@ class CPUAttentionPlan:
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         alibi_slopes: Sequence[float] | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See ``AttentionPlan.forward``.
 
@@ -91,5 +92,6 @@ class CPUAttentionPlan:
             sliding_window=sliding_window,
             soft_cap=soft_cap,
             alibi_slopes=alibi_slopes,
+            sinks=None if sinks is None else sinks.tolist(),
         )
         return out

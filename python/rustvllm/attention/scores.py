@@ -1,4 +1,4 @@
-"""Attention with changed scores, in plain torch: sliding window, soft cap, ALiBi."""
+"""Attention with changed scores, in plain torch: sliding window, soft cap, ALiBi, sinks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ class ScoreOptions:
         sliding_window: How many keys a query sees, including its own; None: all.
         soft_cap: Limit of the scaled products; None if there is none.
         alibi_slopes: float32 ``[num_heads]``; None if positions add nothing.
+        sinks: float32 ``[num_heads]``; None if keys alone share the softmax.
     """
 
     scale: float
     sliding_window: int | None
     soft_cap: float | None
     alibi_slopes: Tensor | None
+    sinks: Tensor | None = None
 
     @classmethod
     def of(
@@ -34,6 +36,7 @@ class ScoreOptions:
         soft_cap: float | None,
         alibi_slopes: Sequence[float] | None,
         query: Tensor,
+        sinks: Tensor | None = None,
     ) -> ScoreOptions:
         """The options of a layer whose ``query`` is ``[num_tokens, num_heads, head_dim]``.
 
@@ -52,12 +55,16 @@ class ScoreOptions:
             if len(alibi_slopes) != query.shape[1]:
                 raise ValueError(f"alibi_slopes has length {len(alibi_slopes)}, expected {query.shape[1]}")
             slopes = torch.tensor(alibi_slopes, dtype=torch.float32, device=query.device)
-        return cls(scale, sliding_window, soft_cap, slopes)
+        if sinks is not None and sinks.shape != query.shape[1:2]:
+            raise ValueError(f"sinks has the shape {list(sinks.shape)}, expected {[query.shape[1]]}")
+        sinks = None if sinks is None else sinks.to(torch.float32)
+        return cls(scale, sliding_window, soft_cap, slopes, sinks)
 
     @property
     def is_plain(self) -> bool:
         """Whether there are no options other than the scale."""
-        return self.sliding_window is None and self.soft_cap is None and self.alibi_slopes is None
+        options = self.sliding_window, self.soft_cap, self.alibi_slopes, self.sinks
+        return all(option is None for option in options)
 
     def first_visible(self, position: int) -> int:
         """The position of the earliest key that a query at ``position`` sees."""
@@ -96,5 +103,10 @@ def attend_by_scores(
     hidden = distance > 0
     if options.sliding_window is not None:
         hidden |= distance <= -options.sliding_window
-    weights = scores.masked_fill_(hidden[:, None], -torch.inf).softmax(-1).to(value.dtype)
-    return torch.matmul(weights.view(batch, num_kv_heads, -1, key.shape[2]), value).view(query.shape)
+    scores.masked_fill_(hidden[:, None], -torch.inf)
+    if options.sinks is None:
+        weights = scores.softmax(-1).to(value.dtype)
+    else:
+        sinks = options.sinks[:, None, None].expand(*scores.shape[:-1], 1)
+        weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1].to(value.dtype)
+    return torch.matmul(weights.reshape(batch, num_kv_heads, -1, key.shape[2]), value).view(query.shape)

@@ -9,8 +9,8 @@ Slots that were never written, or that have another request's data, cannot affec
 the end of a sequence a gather reads slot 0 of the null block, which always holds zeros, and the mask drops it. Prompts
 are padded at the end with their own last token, which the causal mask drops.
 
-A window, a soft cap or slopes require every score (``scores.py``), for a limited number of queries at a time. A window
-that is at least as long as the step's longest sequence costs nothing.
+A window, a soft cap, slopes or sinks require every score (``scores.py``), for a limited number of queries at a time. A
+window that is at least as long as the step's longest sequence costs nothing.
 """
 
 from __future__ import annotations
@@ -147,11 +147,12 @@ class TorchAttentionPlan:
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         alibi_slopes: Sequence[float] | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See ``AttentionPlan.forward``."""
         if sliding_window is not None and sliding_window >= self._longest:
             sliding_window = None
-        options = ScoreOptions.of(scale, sliding_window, soft_cap, alibi_slopes, query)
+        options = ScoreOptions.of(scale, sliding_window, soft_cap, alibi_slopes, query, sinks)
         num_kv_heads, head_dim = kv_cache.shape[-2:]
         keys, values = kv_cache.view(2, -1, num_kv_heads * head_dim)  # each [num_slots, KVH * D]
         self._write(keys, key)

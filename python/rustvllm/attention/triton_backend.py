@@ -257,12 +257,13 @@ class TritonAttentionPlan:
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         alibi_slopes: Sequence[float] | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See ``AttentionPlan.forward``; results of tokens that belong to no request are zeros."""
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
         kv_write(key, value, kv_cache, self._batch.slot_mapping)
         slopes = self._backend.slopes(alibi_slopes, query.shape[1])
-        return self._attend(query, kv_cache, scale, sliding_window, soft_cap, slopes)
+        return self._attend(query, kv_cache, scale, sliding_window, soft_cap, slopes, sinks)
 
     def forward_rotary(
         self,
@@ -276,6 +277,7 @@ class TritonAttentionPlan:
         head_norms: HeadNorms | None = None,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
         is_by_head: bool = False,
     ) -> Tensor:
         """See ``RotaryAttentionPlan.forward_rotary``; results of tokens that belong to no request are zeros."""
@@ -291,7 +293,7 @@ class TritonAttentionPlan:
             weight_offset=0.0 if head_norms is None else head_norms.weight_offset,
             is_by_head=is_by_head,
         )
-        return self._attend(query, kv_cache, scale, sliding_window, soft_cap, None)
+        return self._attend(query, kv_cache, scale, sliding_window, soft_cap, None, sinks)
 
     def _attend(
         self,
@@ -301,8 +303,9 @@ class TritonAttentionPlan:
         sliding_window: int | None,
         soft_cap: float | None,
         slopes: Tensor | None,
+        sinks: Tensor | None,
     ) -> Tensor:
-        options = ScoreOptions.of(scale, sliding_window, soft_cap, None, query)
+        options = ScoreOptions.of(scale, sliding_window, soft_cap, None, query, sinks)
         make = torch.empty if self._batch.num_tokens == query.shape[0] else torch.zeros
         out = make(query.shape, dtype=query.dtype, device=query.device)
         for launch in self._launches_for(query.shape[1], kv_cache.shape[3]):
@@ -317,6 +320,7 @@ class TritonAttentionPlan:
                 sliding_window=options.sliding_window,
                 soft_cap=options.soft_cap,
                 alibi_slopes=slopes,
+                sinks=options.sinks,
                 num_splits=launch.num_splits,
                 counters=launch.counters,
             )

@@ -77,6 +77,7 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
     num_splits: int = 1,
@@ -96,6 +97,7 @@ def paged_attention(
         sliding_window: The most keys that a query sees, including its own; None: all.
         soft_cap: ``c`` in ``c · tanh(score / c)``; None disables this.
         alibi_slopes: float32 ``[num_heads]``; times the distance, subtracted from the score. None disables this.
+        sinks: float32 ``[num_heads]``, contiguous: a further score of each head, without a value. None disables this.
         key_scale: Factor on 8-bit keys.
         value_scale: Factor on 8-bit values.
         num_splits: The number of parts into which keys are split.
@@ -136,6 +138,7 @@ def paged_attention(
         tiles.seq_lens,
         tiles.table_rows,
         _nothing(out.device) if alibi_slopes is None else alibi_slopes,
+        _nothing(out.device) if sinks is None else sinks,
         scale * key_scale,
         0.0 if soft_cap is None else soft_cap,
         value_scale,
@@ -156,6 +159,7 @@ def paged_attention(
         HAS_WINDOW=sliding_window is not None,
         HAS_SOFT_CAP=soft_cap is not None,
         HAS_ALIBI=alibi_slopes is not None,
+        HAS_SINKS=sinks is not None,
         IS_FP8=kv_cache.dtype == torch.uint8,
         NATIVE_FP8=has_fp8_instructions(out.device),
         MIN_SPLIT_TILES=triton.cdiv(MIN_SPLIT_KEYS, config.columns),
@@ -202,6 +206,7 @@ def _attention_kernel(
     seq_len_ptr,
     table_row_ptr,
     slope_ptr,
+    sink_ptr,
     scale,
     soft_cap,
     value_scale,
@@ -222,6 +227,7 @@ def _attention_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_FP8: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
     MIN_SPLIT_TILES: tl.constexpr,
@@ -268,6 +274,10 @@ def _attention_kernel(
 
     highest = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_ROWS,), tl.float32)
+    if HAS_SINKS:  # counted once, by the part with the first keys
+        sink = tl.load(sink_ptr + head, mask=is_row, other=0.0) * _LOG2_E
+        highest = tl.where(tl.program_id(2) == 0, sink, highest)
+        total = tl.where(tl.program_id(2) == 0, 1.0, total)
     acc = tl.zeros((TILE_ROWS, HEAD_DIM_PADDED), tl.float32)
     key_cache = cache_ptr + kv_head * HEAD_DIM
     value_cache = key_cache + value_offset

@@ -55,6 +55,7 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> None:
@@ -81,7 +82,10 @@ def paged_attention(
         is_seen = distances >= 0
         if sliding_window is not None:
             is_seen &= distances < sliding_window
-        weights = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(~is_seen, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.double()[:, None, None].expand(*scores.shape[:2], 1)), -1)
+        weights = scores.softmax(-1)[..., :seq_len]
         out[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
 
 

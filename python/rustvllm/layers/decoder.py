@@ -65,6 +65,7 @@ class PreNormBlock:
         rotary: Index of the decoder's turns that rotate queries and keys; None if positions are added to the stream.
         sliding_window: How many tokens a query sees, including itself; None: all.
         soft_cap: See ``AttentionPlan.forward``.
+        sinks: likewise.
         is_by_head: Whether ``qkv`` computes query, key and value of one head after the other.
         is_parallel: See above.
         post_norms: Norms of the results of attention and MLP, before they are added; None if there are none.
@@ -80,6 +81,7 @@ class PreNormBlock:
     rotary: int | None = None
     sliding_window: int | None = None
     soft_cap: float | None = None
+    sinks: Tensor | None = None
     is_by_head: bool = False
     is_parallel: bool = False
     post_norms: tuple[nn.Module, nn.Module] | None = None

@@ -274,6 +274,7 @@ def _core_block(block: PreNormBlock) -> CoreBlock:
         "scale": block.scale,
         "sliding_window": block.sliding_window,
         "soft_cap": block.soft_cap,
+        "sinks": None if block.sinks is None else block.sinks.float().numpy(),
         "out": _packed(block.out),
         "mlp_norm": _norm(block.mlp_norm),
         "is_parallel": block.is_parallel,

@@ -51,11 +51,13 @@ def make_step(requests, num_heads, num_kv_heads, head_dim, block_size, dtype, se
     st.sampled_from([None, 1, 5, 63, 64, 100, 10**6]),
     st.sampled_from([None, 0.5, 3.0]),
     st.booleans(),
+    st.sampled_from([None, torch.float32, torch.bfloat16]),
     st.integers(0, 2**31),
 )
-def test_equals_torch(requests, heads, block_size, head_dim, num_threads, window, cap, sloped, seed):
+def test_equals_torch(requests, heads, block_size, head_dim, num_threads, window, cap, sloped, sinks, seed):
     slopes = [2.0 ** -(1 + head) for head in range(heads[0])] if sloped else None
-    options = {"sliding_window": window, "soft_cap": cap, "alibi_slopes": slopes}
+    sinks = None if sinks is None else torch.linspace(-3, 4, heads[0]).to(sinks)
+    options = {"sliding_window": window, "soft_cap": cap, "alibi_slopes": slopes, "sinks": sinks}
     metadata, query, key, value, cache = make_step(requests, *heads, head_dim, block_size, torch.float32, seed)
     expected_cache = cache.clone()
     oracle = TorchAttentionBackend(KVCacheSpec(1, heads[1], head_dim), torch.float32)
@@ -237,6 +239,13 @@ def test_options_that_mean_nothing_are_refused(step, option, value):
     plan, arrays = step
     with pytest.raises(ValueError, match=f"{option} is"):
         plan.forward(**arrays, scale=0.3, **{option: value})
+
+
+def test_sinks_of_other_heads_are_refused(step):
+    plan, arrays = step
+    with pytest.raises(ValueError, match="sinks has 3 elements, but the batch and the cache need 4"):
+        plan.forward(**arrays, scale=0.3, sinks=[0.0, 1.0, 2.0])
+    assert (arrays["out"] == 7).all()
 
 
 def test_a_window_of_one_sees_itself_alone(step):

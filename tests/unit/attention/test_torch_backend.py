@@ -10,7 +10,7 @@ from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
 from rustvllm.attention.torch_backend import TorchAttentionBackend
 
 
-def naive_attention(query, keys, values, scale, *, sliding_window=None, soft_cap=None, alibi_slopes=None):
+def naive_attention(query, keys, values, scale, *, sliding_window=None, soft_cap=None, alibi_slopes=None, sinks=None):
     """One request: ``[n, H, D]`` queries, the last ones of ``[s, KVH, D]`` keys and values."""
     n, num_heads, _ = query.shape
     seq_len, num_kv_heads, _ = keys.shape
@@ -25,14 +25,16 @@ def naive_attention(query, keys, values, scale, *, sliding_window=None, soft_cap
                 scores = soft_cap * (scores / soft_cap).tanh()
             if alibi_slopes is not None:
                 scores += alibi_slopes[head] * (torch.arange(seen.start, seen.stop) - position)
-            out[i, head] = scores.softmax(0) @ values[seen, kv_head].double()
+            weights = scores.exp() / (scores.exp().sum() + (0 if sinks is None else sinks[head].double().exp()))
+            out[i, head] = weights @ values[seen, kv_head].double()
     return out
 
 
-def draw_options(num_heads, window, cap, sloped):
+def draw_options(num_heads, window, cap, sloped, has_sinks):
     """Keyword arguments of a layer; None and False leave one out."""
     slopes = [2.0 ** -(1 + head) for head in range(num_heads)] if sloped else None
-    return {"sliding_window": window, "soft_cap": cap, "alibi_slopes": slopes}
+    sinks = torch.tensor([1.5, -2.0, 0.25, 4.0, -0.5, 3.0][:num_heads]) if has_sinks else None
+    return {"sliding_window": window, "soft_cap": cap, "alibi_slopes": slopes, "sinks": sinks}
 
 
 WINDOWS = st.sampled_from([None, 1, 2, 5, 16, 10**6])
@@ -50,12 +52,13 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1
     WINDOWS,
     CAPS,
     st.booleans(),
+    st.booleans(),
 )
-def test_equals_the_loop(requests, heads, block_size, max_bytes, seed, padded, window, cap, sloped):
+def test_equals_the_loop(requests, heads, block_size, max_bytes, seed, padded, window, cap, sloped, has_sinks):
     rng = np.random.default_rng(seed)
     num_heads, num_kv_heads = heads
     head_dim = 4
-    options = draw_options(num_heads, window, cap, sloped)
+    options = draw_options(num_heads, window, cap, sloped, has_sinks)
     seq_lens = np.array([computed + new for computed, new in requests], np.int32)
     starts = np.concatenate(([0], np.cumsum([new for _, new in requests]))).astype(np.int32)
     num_blocks = [-(-int(n) // block_size) for n in seq_lens]
@@ -133,6 +136,7 @@ def test_the_bound_on_gathered_bytes_holds(max_bytes):
         ({"soft_cap": 0.0}, "soft_cap is 0.0, but it must be a number above 0"),
         ({"soft_cap": float("inf")}, "soft_cap is inf"),
         ({"alibi_slopes": [0.5]}, "alibi_slopes has length 1, expected 2"),
+        ({"sinks": torch.zeros(3)}, r"sinks has the shape \[3\], expected \[2\]"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, message):
@@ -157,7 +161,7 @@ def test_half_precision_is_within_its_rounding_of_float64(dtype):
     metadata = AttentionMetadata(
         16, torch.ones(1, 1, dtype=torch.int32), torch.arange(16, 25, dtype=torch.int32), starts, lens
     )
-    options = draw_options(4, 5, 3.0, True)
+    options = draw_options(4, 5, 3.0, True, True)
     cache = torch.zeros(2, 2, 16, 2, 8, dtype=dtype)
     out = TorchAttentionBackend(KVCacheSpec(1, 2, 8), dtype).plan(metadata)
     out = out.forward(query, keys, values, cache, 0.37, **options)

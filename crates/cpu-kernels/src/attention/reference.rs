@@ -111,9 +111,10 @@ pub fn attend<E: Element, C: PlainHead>(
                         score - slope * (position - j) as f64
                     })
                     .collect();
-                let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sink = options.sinks.get(head).map_or(f64::NEG_INFINITY, |&sink| f64::from(sink));
+                let largest = scores.iter().copied().fold(sink, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
-                let sum: f64 = weights.iter().sum();
+                let sum: f64 = weights.iter().sum::<f64>() + (sink - largest).exp();
                 let seen_values: Vec<Vec<f64>> = seen.map(|j| C::features(&values[place(j)])).collect();
                 for d in 0..dim {
                     let terms = seen_values.iter().zip(&weights).map(|(value, p)| p * value[d]);

@@ -18,7 +18,12 @@ pub(crate) struct Softmax {
 
 impl Softmax {
     /// Of no score.
-    pub(crate) const EMPTY: Self = Self { largest: f32::NEG_INFINITY, sum: 0.0 };
+    const EMPTY: Self = Self { largest: f32::NEG_INFINITY, sum: 0.0 };
+
+    /// Of what a head's rows have before any key: its sink, if it has one.
+    pub(crate) fn of(options: &AttentionOptions<'_>, head: usize) -> Self {
+        options.sinks.get(head).map_or(Self::EMPTY, |&sink| Self { largest: sink, sum: 1.0 })
+    }
 }
 
 /// Soft cap and `ALiBi`, where the model has them. `distance` is the chunk's first position less the query's.

@@ -75,7 +75,11 @@ unsafe fn tile<S: Simd, E: Number, C: Cached, const FEW: bool>(
     unsafe { load_queries(layer, tile, group, &mut scratch.query) };
     scratch.sums.set_zeros(num_rows * dim);
     scratch.softmax.clear();
-    scratch.softmax.resize(num_rows, Softmax::EMPTY);
+    let head_of = |row: usize| {
+        let kv_head = tile.kv_heads.start + row / rows_per_head;
+        kv_head * group + row % rows_per_head % group
+    };
+    scratch.softmax.extend((0..num_rows).map(|row| Softmax::of(layer.options, head_of(row))));
 
     let context = visible(layer.options, tile.position).start..seq_end;
     let chunks = context.start / CHUNK..seq_end.div_ceil(CHUNK);
@@ -89,9 +93,7 @@ unsafe fn tile<S: Simd, E: Number, C: Cached, const FEW: bool>(
     }
 
     for row in 0..num_rows {
-        let (kv_head, row_of_head) = (tile.kv_heads.start + row / rows_per_head, row % rows_per_head);
-        let token = tile.tokens.start + row_of_head / group;
-        let head = kv_head * group + row_of_head % group;
+        let (token, head) = (tile.tokens.start + row % rows_per_head / group, head_of(row));
         let sum = scratch.softmax[row].sum;
         let sums = &scratch.sums[row * dim..][..dim];
         for (i, &x) in sums.iter().enumerate() {

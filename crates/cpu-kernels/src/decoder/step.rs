@@ -219,6 +219,7 @@ impl<'a, E: Element> Step<'a, E> {
             sliding_window: block.sliding_window,
             soft_cap: block.soft_cap,
             alibi_slopes: &[],
+            sinks: &block.sinks,
         };
         let kernel = Kernel::best(layout.head_dim);
         let attended = &mut *self.attended;

@@ -98,7 +98,7 @@ pub(crate) struct CpuAttentionPlan {
 
 #[pymethods]
 impl CpuAttentionPlan {
-    #[pyo3(signature = (query, key, value, kv_cache, out, scale, *, sliding_window=None, soft_cap=None, alibi_slopes=None))]
+    #[pyo3(signature = (query, key, value, kv_cache, out, scale, *, sliding_window=None, soft_cap=None, alibi_slopes=None, sinks=None))]
     #[expect(clippy::too_many_arguments, reason = "the arrays of a layer")]
     fn forward(
         &self,
@@ -112,6 +112,7 @@ impl CpuAttentionPlan {
         sliding_window: Option<u32>,
         soft_cap: Option<f32>,
         alibi_slopes: Option<Vec<f32>>,
+        sinks: Option<Vec<f32>>,
     ) -> PyResult<()> {
         let sliding_window = sliding_window.map(|window| {
             NonZeroU32::new(window).ok_or_else(|| {
@@ -123,9 +124,10 @@ impl CpuAttentionPlan {
         {
             return Err(PyValueError::new_err(format!("soft_cap is {cap}, but it must be a number above 0")));
         }
-        let alibi_slopes = alibi_slopes.unwrap_or_default();
+        let (alibi_slopes, sinks) = (alibi_slopes.unwrap_or_default(), sinks.unwrap_or_default());
         let sliding_window = sliding_window.transpose()?;
-        let options = AttentionOptions { scale, sliding_window, soft_cap, alibi_slopes: &alibi_slopes };
+        let options =
+            AttentionOptions { scale, sliding_window, soft_cap, alibi_slopes: &alibi_slopes, sinks: &sinks };
         let arrays = [query, key, value, kv_cache, out];
         let is_wide = PyBuffer::<f32>::get(query).is_ok();
         if PyBuffer::<i8>::get(kv_cache).is_ok() {

@@ -56,6 +56,7 @@ struct BlockParts<'py> {
     scale: f32,
     sliding_window: Option<NonZeroU32>,
     soft_cap: Option<f32>,
+    sinks: Option<Bound<'py, PyAny>>,
     out: PyRef<'py, CpuLinear>,
     mlp_norm: NormParts<'py>,
     is_parallel: bool,
@@ -75,6 +76,7 @@ impl BlockParts<'_> {
             scale: self.scale,
             sliding_window: self.sliding_window,
             soft_cap: self.soft_cap,
+            sinks: numbers_of("the sinks of a block", self.sinks.as_ref())?,
             out: Arc::clone(&self.out.layer),
             mlp_norm: norm_of(&self.mlp_norm)?,
             is_parallel: self.is_parallel,
@@ -128,6 +130,10 @@ impl ExpertParts<'_> {
             is_normed: self.is_normed,
         })
     }
+}
+
+fn numbers_of(name: &'static str, numbers: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<f32>> {
+    numbers.map_or(Ok(Vec::new()), |numbers| Ok(Vector::new(name, numbers)?.as_slice().to_vec()))
 }
 
 fn both_norms(norms: Option<&(NormParts<'_>, NormParts<'_>)>) -> PyResult<Option<[DecoderNorm; 2]>> {

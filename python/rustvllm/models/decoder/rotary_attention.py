@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan, HeadNorms, rotary_plan
 from rustvllm.exceptions import ModelLoadError
+from rustvllm.layers.linear import empty_parameter
 from rustvllm.layers.norm import GemmaRMSNorm, RMSNorm
-from rustvllm.layers.parallel import RowLinear, head_parts, qkv_linear
+from rustvllm.layers.parallel import RowLinear, Shard, building_group, head_parts, qkv_linear
 from rustvllm.layers.rotary import RotaryAngles, apply_rotary
 from rustvllm.models.hf_config import HFConfig
 from rustvllm.models.interface import linear_parts
@@ -77,6 +78,7 @@ class RotaryAttention(nn.Module):
         scale: Factor on the products of queries and keys; None: ``head_dim ** -0.5``.
         sliding_window: How many tokens a query sees, including itself; None: all.
         soft_cap: See ``AttentionPlan.forward``.
+        has_sinks: Whether each query head has a sink, see ``AttentionPlan.forward``.
         head_norm: Makes the norm of each query and key head, applied before the rotation; None if there is none.
         stored_fused: Whether checkpoints store the fused projection (``qkv_proj``) or its three parts.
     """
@@ -90,6 +92,7 @@ class RotaryAttention(nn.Module):
         scale: float | None = None,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        has_sinks: bool = False,
         head_norm: Callable[[], nn.Module] | None = None,
         stored_fused: bool = False,
     ) -> None:
@@ -99,6 +102,11 @@ class RotaryAttention(nn.Module):
         self.sliding_window = sliding_window
         self.soft_cap = soft_cap
         self.stored_fused = stored_fused
+        self.sinks = empty_parameter(self.sizes.num_heads) if has_sinks else None
+        if has_sinks and building_group().size > 1:
+            self.shards: Mapping[str, Shard] = {
+                "sinks": Shard(0, (head_parts(sizes.num_heads, sizes.num_kv_heads)[0],))
+            }
         self.qkv_proj = qkv_linear(
             sizes.hidden_size, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, bias=qkv_bias
         )
@@ -130,6 +138,7 @@ class RotaryAttention(nn.Module):
                 head_norms=self._head_norms(),
                 sliding_window=self.sliding_window,
                 soft_cap=self.soft_cap,
+                sinks=self.sinks,
             )
         projected: Tensor = self.o_proj(out.flatten(1), residual=residual, in_place=True)
         return projected
@@ -155,6 +164,7 @@ class RotaryAttention(nn.Module):
             self.scale,
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
+            sinks=self.sinks,
         )
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:

@@ -51,7 +51,7 @@ class PreNormLayer(nn.Module):
             self.input_layernorm, attn.qkv_proj, attn.scale, attn.o_proj,
             self.post_attention_layernorm, self.mlp.outline(),
             head_norms=None if norms[0] is None or norms[1] is None else (norms[0], norms[1]),
-            rotary=0, sliding_window=attn.sliding_window, soft_cap=attn.soft_cap,
+            rotary=0, sliding_window=attn.sliding_window, soft_cap=attn.soft_cap, sinks=attn.sinks,
         )  # fmt: skip
 
 
