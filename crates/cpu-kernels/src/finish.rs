@@ -24,16 +24,25 @@ pub enum Activation {
     GeluErf,
     /// Its approximation through tanh, to within 3·10⁻⁷ of |x|.
     GeluTanh,
+    /// Of gpt-oss's gates: `min(x, 7) · σ(1.702 · min(x, 7))`; the features that they multiply are changed, too, see
+    /// [`Self::features`].
+    ClampedSilu,
 }
+
+/// Beyond, gates and features of [`Activation::ClampedSilu`] are cut.
+const LIMIT: f32 = 7.0;
+/// What a gate of [`Activation::ClampedSilu`] is multiplied by before σ.
+const ALPHA: f32 = 1.702;
 
 impl Activation {
     /// All, with the names that Python calls them by.
-    pub const NAMES: [(&'static str, Self); 5] = [
+    pub const NAMES: [(&'static str, Self); 6] = [
         ("none", Self::None),
         ("relu", Self::Relu),
         ("silu", Self::Silu),
         ("gelu_erf", Self::GeluErf),
         ("gelu_tanh", Self::GeluTanh),
+        ("clamped_silu", Self::ClampedSilu),
     ];
 
     /// # Safety
@@ -55,7 +64,30 @@ impl Activation {
                     let u = S::fma(cubic, S::splat(0.044_715), x);
                     silu::<S>(x, S::mul(u, S::splat(2.0 * SQRT_2_OVER_PI)))
                 }
+                Self::ClampedSilu => {
+                    let x = S::min(S::splat(LIMIT), x);
+                    silu::<S>(x, S::mul(x, S::splat(ALPHA)))
+                }
             }
+        }
+    }
+
+    /// What a gate with this activation multiplies, made of the feature: with [`Self::ClampedSilu`]
+    /// `min(max(x, −7), 7) + 1`, otherwise the feature itself.
+    ///
+    /// # Safety
+    ///
+    /// See [`Simd`].
+    #[inline(always)]
+    pub(crate) unsafe fn features<S: Simd>(self, x: S::V) -> S::V {
+        if self != Self::ClampedSilu {
+            return x;
+        }
+        // SAFETY: the caller found the machine to have the instructions of `S`; no memory is touched.
+        unsafe {
+            // Both give their second operand when that is NaN.
+            let cut = S::min(S::splat(LIMIT), S::max(S::splat(-LIMIT), x));
+            S::add(cut, S::splat(1.0))
         }
     }
 }

@@ -1,4 +1,6 @@
 //! The gates of an MLP: `activation(gate) · feature`, for rows that have their gates and then their features.
+//!
+//! gpt-oss changes the features, too: see [`Activation::ClampedSilu`].
 
 pub(crate) mod row;
 

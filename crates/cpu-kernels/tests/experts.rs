@@ -36,6 +36,27 @@ fn expert(seed: u64, kind: WeightKind) -> DenseMlp {
     }
 }
 
+/// As gpt-oss has them: biases everywhere, in the router, too, and gates of its own.
+fn biased_experts(kind: WeightKind) -> ExpertMlp {
+    let biased = |seed, outputs: usize, inputs, kind| {
+        let mut layer = Arc::into_inner(layer(seed, outputs, inputs, kind)).unwrap();
+        layer.set_bias(Some(&numbers(seed + 200, outputs))).unwrap();
+        Arc::new(layer)
+    };
+    let expert = |seed| DenseMlp {
+        up: biased(seed, 2 * INNER, WIDTH, kind),
+        is_gated: true,
+        activation: Activation::ClampedSilu,
+        down: biased(seed + 1, WIDTH, INNER, kind),
+    };
+    ExpertMlp {
+        router: biased(50, NUM_EXPERTS, WIDTH, WeightKind::F32),
+        experts: (0..NUM_EXPERTS as u64).map(|i| expert(60 + 2 * i)).collect(),
+        num_chosen: 4,
+        is_normed: true,
+    }
+}
+
 fn experts(kind: WeightKind, num_chosen: usize, is_normed: bool) -> ExpertMlp {
     ExpertMlp {
         router: layer(50, NUM_EXPERTS, WIDTH, WeightKind::F32),
@@ -118,10 +139,13 @@ fn four_bits(rounds_activations: bool) -> WeightKind {
 }
 
 fn check<E: Element>(kind: WeightKind, num_chosen: usize, is_normed: bool, num_threads: usize) {
+    check_mlp::<E>(&|| experts(kind, num_chosen, is_normed), num_threads, &format!("{kind:?}, {num_chosen}"));
+}
+
+fn check_mlp<E: Element>(make: &dyn Fn() -> ExpertMlp, num_threads: usize, what: &str) {
     let threads = Threads::new(num_threads).unwrap();
-    let decoder = |mlp| Decoder::new(vec![block(mlp)], None, HEADS).unwrap();
-    let found = decoder(Mlp::Experts(experts(kind, num_chosen, is_normed)));
-    let parts = block(Mlp::Experts(experts(kind, num_chosen, is_normed)));
+    let found = Decoder::new(vec![block(Mlp::Experts(make()))], None, HEADS).unwrap();
+    let parts = block(Mlp::Experts(make()));
     // The last is more rows of experts than are computed at once.
     for num_tokens in [1, 2, 9, 30, 1100] {
         for adds in [true, false] {
@@ -133,7 +157,7 @@ fn check<E: Element>(kind: WeightKind, num_chosen: usize, is_normed: bool, num_t
                 .collect();
             found.multiply(0, adds, num_tokens, &mut hidden, &threads).unwrap();
             let bits: Vec<u32> = hidden.iter().map(|x| x.widen().to_bits()).collect();
-            assert!(bits == expected, "{kind:?}, {num_chosen} of {NUM_EXPERTS}, {num_tokens} tokens");
+            assert!(bits == expected, "{what} of {NUM_EXPERTS}, {num_tokens} tokens");
         }
     }
 }
@@ -154,6 +178,18 @@ fn the_experts_give_what_their_parts_give_for_each_token_alone() {
     }
     check::<f32>(WeightKind::W8A8 { group_size: 32 }, 1, false, 3);
     check::<bf16>(WeightKind::F32, NUM_EXPERTS, false, 1);
+}
+
+#[test]
+fn experts_and_a_router_with_biases_do_so_too() {
+    for kind in [WeightKind::F32, WeightKind::Bf16, WeightKind::W8A8 { group_size: 32 }, four_bits(true)] {
+        check_mlp::<f32>(&|| biased_experts(kind), 2, &format!("{kind:?} with biases"));
+        check_mlp::<bf16>(&|| biased_experts(kind), 1, &format!("{kind:?} with biases"));
+    }
+    let (with, without) = (biased_experts(WeightKind::F32), experts(WeightKind::F32, 4, true));
+    let stream = numbers(3, WIDTH);
+    let of = |mlp| one_token(&block(Mlp::Experts(mlp)), false, &stream);
+    assert_ne!(of(with), of(without));
 }
 
 #[test]

@@ -108,6 +108,33 @@ proptest! {
     }
 }
 
+/// gpt-oss cuts gates at 7, features at 7 and −7, and adds 1 to these; NaN stays NaN.
+#[test]
+fn clamped_gates_multiply_clamped_features_and_one() {
+    let (num_rows, size, threads) = (5, 37, Threads::new(2).unwrap());
+    let mut given: Vec<f32> = numbers(8, num_rows * 2 * size).iter().map(|x| 12.0 * x).collect();
+    // Gates of one row, features of another, where minus infinity is just a small number.
+    for (i, x) in [f32::NAN, 7.0, -7.0, f32::INFINITY, -90.0, f32::NEG_INFINITY].into_iter().enumerate() {
+        given[2 * size + i] = x.max(-90.0);
+        given[5 * size + i] = x;
+    }
+    given[2 * size] = f32::NAN;
+    for kernel in Kernel::available() {
+        let mut found = given.clone();
+        apply_gates(&mut found, 2 * size, Activation::ClampedSilu, kernel, &threads);
+        for (row, given) in found.chunks(2 * size).zip(given.chunks(2 * size)) {
+            for ((&found, &gate), &feature) in row.iter().zip(&given[..size]).zip(&given[size..]) {
+                let cut = |x: f32| if x > 7.0 { 7.0 } else { x };
+                let (gate, feature) = (f64::from(cut(gate)), f64::from(-cut(-cut(feature))));
+                let expected = gate / (1.0 + (-1.702 * gate).exp()) * (feature + 1.0);
+                let is_near = (f64::from(found) - expected).abs() < 1e-5;
+                let is_right = is_near || (found.is_nan() && expected.is_nan());
+                assert!(is_right, "{}: {gate} and {feature} give {found}", kernel.name());
+            }
+        }
+    }
+}
+
 /// A row has the same bits alone and among others that are shared out.
 #[test]
 fn a_row_alone_has_the_same_bits_as_in_company() {

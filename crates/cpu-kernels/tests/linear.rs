@@ -108,6 +108,7 @@ fn activated(activation: Activation, x: f64) -> f64 {
             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
             0.5 * x * (1.0 + u.tanh())
         }
+        Activation::ClampedSilu => x.min(7.0) / (1.0 + (-1.702 * x.min(7.0)).exp()),
     }
 }
 

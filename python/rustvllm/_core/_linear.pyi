@@ -183,7 +183,7 @@ class PackedLinear:
         x: npt.NDArray[Any],
         out: npt.NDArray[Any],
         *,
-        activation: Literal["none", "relu", "silu", "gelu_erf", "gelu_tanh"] | None = None,
+        activation: Literal["none", "relu", "silu", "gelu_erf", "gelu_tanh", "clamped_silu"] | None = None,
         residual: npt.NDArray[Any] | None = None,
     ) -> None:
         """``out = activation(x @ weight.T + bias) + residual``.

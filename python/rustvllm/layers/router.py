@@ -9,7 +9,7 @@ from rustvllm.layers.linear import Linear
 
 
 class Router(Linear):
-    """A dense layer without bias that gives each expert a logit; a token's largest ones choose its experts.
+    """A dense layer that gives each expert a logit; a token's largest ones choose its experts.
 
     A packed copy keeps the numbers of its weight whatever other layers are rounded to, because a small error would
     choose other experts. Every rank has the whole layer, so that all choose the same.
@@ -19,13 +19,16 @@ class Router(Linear):
         num_experts: The number of experts.
         num_chosen: How many of them compute each token.
         is_normed: Whether the weights of a token's experts are divided by their sum.
+        bias: Whether there is a bias.
     """
 
     keeps_numbers = True
     takes_adapters = False
 
-    def __init__(self, in_features: int, num_experts: int, num_chosen: int, *, is_normed: bool) -> None:
-        super().__init__(in_features, num_experts, bias=False)
+    def __init__(
+        self, in_features: int, num_experts: int, num_chosen: int, *, is_normed: bool, bias: bool = False
+    ) -> None:
+        super().__init__(in_features, num_experts, bias=bias)
         self.num_chosen = num_chosen
         self.is_normed = is_normed
 

@@ -27,7 +27,7 @@ unsafe fn gate<S: Simd, E: Number>(row: *mut E, size: usize, activation: Activat
         // elements.
         unsafe {
             let gates = activation.apply::<S>(load::<S, E>(row.add(at), count));
-            let features = load::<S, E>(row.add(size + at), count);
+            let features = activation.features::<S>(load::<S, E>(row.add(size + at), count));
             store::<S, E>(row.add(at), S::mul(gates, features), count);
         }
     }

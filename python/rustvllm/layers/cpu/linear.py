@@ -14,7 +14,7 @@ from torch import Tensor
 from rustvllm import _core
 from rustvllm.config.checkpoint.whole_forms import ScaleKind
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.activation import ACTIVATIONS, Activation
+from rustvllm.layers.activation import ACTIVATIONS, Activation, clamped_silu
 from rustvllm.layers.host_array import host_array
 from rustvllm.layers.linear import LinearKernel, UnpackingKernel, plain_linear
 
@@ -25,12 +25,13 @@ WeightKind = Literal["f32", "bf16", "f16", "int8", "w8a8", "int6", "w6a8", "int4
 has one per group of 16. w8a8, w4a8 and w6a8 have the same scales, and also round the activations to 8 bits."""
 _KINDS: dict[int, tuple[WeightKind, WeightKind]] = {8: ("int8", "w8a8"), 6: ("int6", "w6a8"), 4: ("int4", "w4a8")}
 _CORE_KINDS: dict[torch.dtype, WeightKind] = {torch.float32: "f32", torch.bfloat16: "bf16"}
-CoreActivation = Literal["gelu_tanh", "gelu_erf", "silu", "relu"]
+CoreActivation = Literal["gelu_tanh", "gelu_erf", "silu", "relu", "clamped_silu"]
 _CORE_ACTIVATIONS: dict[Activation, CoreActivation] = {
     ACTIVATIONS["gelu_new"]: "gelu_tanh",
     ACTIVATIONS["gelu"]: "gelu_erf",
     ACTIVATIONS["silu"]: "silu",
     ACTIVATIONS["relu"]: "relu",
+    clamped_silu: "clamped_silu",
 }
 _ONEDNN_ACTIVATIONS = {
     None: ("none", ""),

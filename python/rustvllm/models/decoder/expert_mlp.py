@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.activation import apply_gated
+from rustvllm.layers.activation import Activation, apply_gated
 from rustvllm.layers.decoder import ExpertMLPParts
 from rustvllm.layers.linear import Linear
 from rustvllm.layers.router import Router
@@ -68,15 +68,18 @@ class ExpertMLP(nn.Module):
 
     Args:
         sizes: The experts.
-        activation: Name of the gate's activation.
+        activation: The gate's activation, or its name in a configuration.
         is_normed: Whether the weights of a token's experts are divided by their sum.
+        bias: Whether the router and the experts' layers have biases.
     """
 
-    def __init__(self, sizes: ExpertSizes, activation: str, *, is_normed: bool) -> None:
+    def __init__(
+        self, sizes: ExpertSizes, activation: str | Activation, *, is_normed: bool, bias: bool = False
+    ) -> None:
         super().__init__()
-        self.gate = Router(sizes.hidden_size, sizes.num_experts, sizes.num_chosen, is_normed=is_normed)
+        self.gate = Router(sizes.hidden_size, sizes.num_experts, sizes.num_chosen, is_normed=is_normed, bias=bias)
         self.experts = nn.ModuleList(
-            GatedMLP(sizes.hidden_size, sizes.inner_size, activation) for _ in range(sizes.num_experts)
+            GatedMLP(sizes.hidden_size, sizes.inner_size, activation, bias=bias) for _ in range(sizes.num_experts)
         )
         for module in self.experts.modules():
             if isinstance(module, Linear):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from rustvllm.layers.activation import apply_gated, get_activation
+from rustvllm.layers.activation import Activation, apply_gated, get_activation
 from rustvllm.layers.decoder import DenseMLPParts
 from rustvllm.layers.parallel import RowLinear, column_linear
 from rustvllm.models.interface import linear_parts
@@ -16,18 +16,24 @@ class GatedMLP(nn.Module):
     Args:
         hidden_size: Width of the residual stream.
         inner_size: Width of gate and of up.
-        activation: Name of the gate's activation.
+        activation: The gate's activation, or its name in a configuration.
         bias: Whether the projections have biases.
         stored_fused: Whether checkpoints store the fused projection (``gate_up_proj``) or its two parts.
     """
 
     def __init__(
-        self, hidden_size: int, inner_size: int, activation: str, *, bias: bool = False, stored_fused: bool = False
+        self,
+        hidden_size: int,
+        inner_size: int,
+        activation: str | Activation,
+        *,
+        bias: bool = False,
+        stored_fused: bool = False,
     ) -> None:
         super().__init__()
         self.stored_fused = stored_fused
         self.gate_up_proj = column_linear(hidden_size, inner_size, inner_size, bias=bias)
-        self.act = get_activation(activation)
+        self.act = get_activation(activation) if isinstance(activation, str) else activation
         self.down_proj = RowLinear(inner_size, hidden_size, bias=bias)
 
     def forward(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
