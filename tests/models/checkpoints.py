@@ -29,6 +29,10 @@ QWEN3_MOE = LLAMA | {
     "head_dim": 12, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True,
 }  # fmt: skip
 MIXTRAL = LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
+GPT_OSS = LLAMA | {
+    "head_dim": 8, "intermediate_size": 24, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 6,
+    "layer_types": None,
+}  # fmt: skip
 GEMMA = LLAMA | {"head_dim": 12, "query_pre_attn_scalar": 10, "sliding_window": 6}
 GEMMA3 = GEMMA | {"num_hidden_layers": 4, "layer_types": None, "sliding_window_pattern": 3}
 ARCHITECTURES = {
@@ -40,6 +44,7 @@ ARCHITECTURES = {
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", LLAMA | {"head_dim": 12}),
     "qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", QWEN3_MOE),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", MIXTRAL),
+    "gpt-oss": ("GptOssConfig", "GptOssForCausalLM", GPT_OSS),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", LLAMA),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", GEMMA),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", GEMMA3),
@@ -111,6 +116,15 @@ VARIANTS = {
     ),
     "mixtral": ("mixtral", {}),
     "mixtral-window-tied": ("mixtral", {"sliding_window": 7, "head_dim": 12, "tie_word_embeddings": True}),
+    "gpt-oss": ("gpt-oss", {}),
+    "gpt-oss-all-experts-tied-full": (
+        "gpt-oss",
+        {
+            "num_experts_per_tok": 5, "tie_word_embeddings": True, "attention_bias": False, "head_dim": 12,
+            "layer_types": [FULL, FULL, SLIDING], "sliding_window": 9,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
     "phi3": ("phi3", {"num_key_value_heads": 4}),
     "phi3-window-tied": ("phi3", {"sliding_window": 9, "tie_word_embeddings": True}),
     # transformers chooses the factors by the length of the sequence: long ones for all that is longer than 16 here.
@@ -190,8 +204,13 @@ def scale_weights(model):
             parameter.normal_(std=0.05 if parameter.shape[1] >= 256 or normless else 0.1)
             if post_norm:  # nothing norms them, so they must matter next to the blocks
                 parameter.mul_(3)
+        elif name.endswith("sinks"):  # as large as the scores are: without them the softmax is another
+            parameter.normal_(std=1.5)
+        elif name.endswith("_proj_bias"):  # of all experts; gates and features are so far from 0 that some are cut
+            parameter.normal_(std=3.0)
         elif parameter.dim() >= 2:  # a map, or those of all experts
-            fan_in = parameter.shape[0] if kind.startswith("GPT2") else parameter.shape[-1]
+            is_turned = kind.startswith("GPT2") or (kind.startswith("GptOss") and parameter.dim() == 3)
+            fan_in = parameter.shape[-2] if is_turned else parameter.shape[-1]
             parameter.normal_(std=(1.0 if post_norm else 2.5) * fan_in**-0.5)
         elif name.endswith("bias"):
             parameter.normal_(std=0.1)

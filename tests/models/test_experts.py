@@ -153,7 +153,7 @@ def test_adapters_of_experts_are_refused_and_can_be_merged(tmp_path):
         assert llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids != plain
 
 
-@pytest.mark.parametrize("variant", ["qwen3-moe-some-layers", "mixtral"])
+@pytest.mark.parametrize("variant", ["qwen3-moe-some-layers", "mixtral", "gpt-oss"])
 def test_adapters_of_attention_have_pefts_logits(variant, tmp_path):
     pytest.importorskip("peft", reason="peft is not installed")
     from peft_adapters import make_adapter, with_adapter

@@ -87,6 +87,11 @@ def test_quantised_weights(architecture):
         ("Qwen3MoeForCausalLM", {"moe_intermediate_size": None}, "key 'moe_intermediate_size' is missing"),
         ("MixtralForCausalLM", {"num_local_experts": 1 << 30}, "'num_local_experts' must be an integer from 1 to"),
         ("MixtralForCausalLM", {"hidden_act": "frog"}, "activation function 'frog' is not supported"),
+        ("GptOssForCausalLM", {"swiglu_limit": 5.0}, "'swiglu_limit' = 5.0 is not supported; supported: 7.0"),
+        ("GptOssForCausalLM", {"swiglu_alpha": 1.0}, "'swiglu_alpha' = 1.0 is not supported; supported: 1.702"),
+        ("GptOssForCausalLM", {"hidden_act": "gelu"}, "'hidden_act' = 'gelu' is not supported; supported: 'silu'"),
+        ("GptOssForCausalLM", {"sliding_window": None}, "layer 0 has 'sliding_attention', but 'sliding_window' is not"),
+        ("GptOssForCausalLM", {"num_experts_per_tok": 6}, r"_tok \(6\) must be at most the number of experts \(5"),
         (
             "Phi3ForCausalLM",
             {"original_max_position_embeddings": 16, "rope_scaling": LONGROPE | {"long_factor": [1.0, 2.0]}},

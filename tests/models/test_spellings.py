@@ -53,6 +53,17 @@ LONG = {"short_factor": [1.0, 1.1, 1.5, 2.0], "long_factor": [1.0, 1.7, 3.0, 9.0
         ("qwen3-moe", ["num_local_experts", "mlp_only_layers"], {"num_experts": 6, "mlp_only_layers": None}),
         ("mixtral", ["rope_parameters"], {}),
         ("mixtral", ["rope_parameters", "sliding_window"], {"rope_theta": 1e6}),
+        ("gpt-oss", ["layer_types", "rope_parameters", "head_dim"], {"head_dim": 8}),
+        (
+            "gpt-oss", ["rope_parameters", "swiglu_alpha"],
+            {
+                "rope_theta": 150000,
+                "rope_scaling": {
+                    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                    "original_max_position_embeddings": 4096,
+                },
+            },
+        ),
         ("gemma2", ["layer_types", "rope_parameters", "final_logit_softcapping"], {"rope_theta": 10000.0}),
         (
             "gemma3", ["layer_types", "rope_parameters", "_sliding_window_pattern"],

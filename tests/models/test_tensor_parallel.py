@@ -21,7 +21,7 @@ from rustvllm.models.registry import make_model
 
 TOLERANCE, MARGIN = 1e-4, 1e-3
 ROOM = 1.05
-ONE_CALL = {"gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "phi3", "qwen3-moe", "mixtral"}
+ONE_CALL = {"gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "phi3", "qwen3-moe", "mixtral", "gpt-oss"}
 """Families whose blocks run in halves of one call."""
 
 

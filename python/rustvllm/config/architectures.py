@@ -35,6 +35,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         Architecture("Gemma2ForCausalLM", "gemma2", "gemma2", head_dim=256),
         Architecture("Gemma3ForCausalLM", "gemma3_text", "gemma3", head_dim=256),
         Architecture("Gemma3ForConditionalGeneration", "gemma3", "gemma3", head_dim=256),
+        Architecture("GptOssForCausalLM", "gpt_oss", "gpt_oss", head_dim=64, is_cpu_only=True),
         Architecture("LlamaForCausalLM", "llama", "llama"),
         Architecture("MistralForCausalLM", "mistral", "mistral"),
         Architecture("MixtralForCausalLM", "mixtral", "mixtral", is_cpu_only=True),

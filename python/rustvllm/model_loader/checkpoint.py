@@ -20,7 +20,13 @@ BLOCK_TYPES = tuple(kind for kind in SERVED_TYPES if kind not in FLOAT_TYPES)
 """What else they may be stored as, in GGUF: blocks that are unpacked."""
 FLOAT_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """What weights may be stored as, by the name that safetensors has for it."""
-QUANTIZED_DTYPES = {"I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "F8_E4M3": torch.float8_e4m3fn}
+QUANTIZED_DTYPES = {
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
 """What the parts of quantised weights may be stored as besides."""
 MAX_NAMED = 8
 """So many problems are spelled out in one message."""
@@ -43,7 +49,10 @@ class StoredTensor:
         interleaved_rows: Of each so many rows of the file, those of the first half and of the second lie in turns; 0:
             they have their order.
         added: What every number in the file has more than it should.
-        row_stride: Bytes from a row to the next one, where only some columns are meant; 0: rows follow each other.
+        row_stride: Bytes from a row to the next one, where only some columns or rows are meant; 0: rows follow each
+            other.
+        item_stride: Bytes from a number of a row to the next one, where these lie apart, so that ``row_stride`` may be
+            less; 0: they follow each other.
     """
 
     file: Path
@@ -56,6 +65,7 @@ class StoredTensor:
     interleaved_rows: int = 0
     added: float = 0.0
     row_stride: int = 0
+    item_stride: int = 0
 
     @property
     def file_shape(self) -> tuple[int, ...]:

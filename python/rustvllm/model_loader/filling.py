@@ -207,6 +207,11 @@ def fill_from_checkpoint(
         sum(_num_bytes(source, match.slices.get(name)) for name, source in sources.items())
         + sum(_num_bytes(source, match.slices.get(name)) for _, source, name in doubles)
     )
+    for name in changes:
+        if sources[name].row_stride or sources[name].item_stride:
+            raise ModelLoadError(
+                f"{folder}: adapters cannot be merged into {sources[name].name!r}, which is stored together with others"
+            )
     stored_changes = {sources[name].name: StoredChange(sources[name], change) for name, change in changes.items()}
     batch = None if block_packer is None else FileBatch(block_packer, progress, filled)
     with TensorReader(progress, changes=stored_changes) as reader:

@@ -30,6 +30,7 @@ from rustvllm.layers.whole_rows import WholeForm
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, StoredTensor, read_headers
 from rustvllm.model_loader.dummy_weights import fill_dummy_weights
+from rustvllm.model_loader.expert_stacks import STACKED_ARCHITECTURES, split_stacks
 from rustvllm.model_loader.filling import LayerPacker, Match, fill_from_checkpoint, match_tensors, stored_of_stage
 from rustvllm.model_loader.gguf_tensors import read_gguf_headers
 from rustvllm.model_loader.quantized_tensors import QuantizedTensor, join_quantized
@@ -136,6 +137,8 @@ def _read_headers(model_config: ModelConfig) -> dict[str, StoredTensor]:
     if is_gguf(path):
         return read_gguf_headers(path)
     stored, how = read_headers(path), read_quantization(model_config.hf_config, path)
+    if model_config.architecture in STACKED_ARCHITECTURES and model_config.model_impl != "transformers":
+        stored = split_stacks(stored, path)
     if how is None:
         refuse_undescribed({name: tensor.dtype for name, tensor in stored.items()}, path)
         return stored

@@ -28,6 +28,8 @@ from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, QUANTIZE
 
 BUFFER_BYTES = 16 << 20
 """Of the buffer; a single row that is longer gets a longer one."""
+NEAR_ROWS = 4
+"""Rows that lie at most so many of their lengths apart are read with what lies between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,8 @@ class TensorReader:
         row_bytes = stored.nbytes // num_rows if num_rows else 0
         if row_bytes == 0:
             return
-        together = stored.interleaved_rows or 1
+        # What lies apart is read with all that lies between, once.
+        together = stored.interleaved_rows or (num_rows if stored.item_stride else 1)
         # Blocks take more memory unpacked than packed, and both exist at the same time.
         widest = max(row_bytes, 4 * math.prod(stored.file_shape[1:])) if stored.dtype in BLOCK_TYPES else row_bytes
         per_piece = max(1, self._buffer_bytes // (widest * together)) * together
@@ -221,17 +224,27 @@ class TensorReader:
     def _read_rows(self, stored: StoredTensor, begin: int, count: int, raw: Tensor) -> None:
         """Fill bytes from some rows: at once, or one by one where only some columns of them are meant."""
         row_bytes = raw.shape[0] // count
-        if stored.row_stride in (0, row_bytes):
+        if not stored.item_stride and stored.row_stride in (0, row_bytes):
             self._read(stored, stored.offset + begin * row_bytes, raw)
+            return
+        if stored.item_stride or stored.row_stride <= NEAR_ROWS * row_bytes:
+            dtype = FLOAT_DTYPES[stored.dtype] if stored.item_stride else torch.uint8
+            shape = count, row_bytes // dtype.itemsize
+            strides = stored.row_stride // dtype.itemsize, (stored.item_stride or 1) // dtype.itemsize or 1
+            length = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+            span = torch.empty(length, dtype=dtype, device="cpu")
+            self._read(stored, stored.offset + begin * stored.row_stride, span.view(torch.uint8), counts=False)
+            raw.view(dtype).view(shape).copy_(span.as_strided(shape, strides))
+            self._progress.advance(raw.shape[0])
             return
         for row, place in enumerate(raw.view(count, row_bytes), start=begin):
             self._read(stored, stored.offset + row * stored.row_stride, place)
 
-    def _read(self, stored: StoredTensor, offset: int, raw: Tensor) -> None:
+    def _read(self, stored: StoredTensor, offset: int, raw: Tensor, *, counts: bool = True) -> None:
         """Fill bytes from a place in a file, or in what a changed tensor would be there."""
         change = self._changes.get(stored.name)
         if change is None:
-            self._read_file(stored, offset, raw)
+            self._read_file(stored, offset, raw, counts=counts)
             return
         if self._changed[0] != stored.name:
             self._changed = ("", self._changed[1][:0])  # not two at once
@@ -241,7 +254,8 @@ class TensorReader:
         begin = offset - change.stored.offset
         raw.copy_(self._changed[1][begin : begin + raw.shape[0]])
 
-    def _read_file(self, stored: StoredTensor, offset: int, raw: Tensor) -> None:
+    def _read_file(self, stored: StoredTensor, offset: int, raw: Tensor, *, counts: bool = True) -> None:
+        """Fill bytes from a place in a file; ``counts``: they are all the tensor's, so the progress moves by them."""
         descriptor = self._open(stored.file)
         array: Any = raw.numpy()
         memory = memoryview(array)
@@ -261,7 +275,8 @@ class TensorReader:
                     "while it was read; download it again"
                 )
             done += got
-            self._progress.advance(got)
+            if counts:
+                self._progress.advance(got)
 
     def _open(self, file: Path) -> int:
         if file != self._file:

@@ -132,7 +132,7 @@ def _rows(source: StoredTensor, first: int, count: int) -> StoredTensor:
         raise _uncut(source, f"groups of {source.interleaved_rows} rows")
     num_rows, *rest = source.file_shape
     row_bytes = source.nbytes // num_rows
-    offset = source.offset + first * row_bytes
+    offset = source.offset + first * (source.row_stride or row_bytes)
     return replace(source, shape=(count, *rest), offset=offset, nbytes=count * row_bytes, is_turned=False)
 
 
@@ -144,13 +144,14 @@ def _columns(source: StoredTensor, first: int, count: int) -> StoredTensor:
     if first % unit or count % unit:
         raise _uncut(source, f"{source.dtype} blocks of {unit} inputs")
     unit_bytes = row_bytes * unit // width
+    unit_stride = source.item_stride or unit_bytes
     return replace(
         source,
         shape=(num_rows, count),
-        offset=source.offset + first // unit * unit_bytes,
+        offset=source.offset + first // unit * unit_stride,
         nbytes=num_rows * (count // unit) * unit_bytes,
         is_turned=False,
-        row_stride=row_bytes,
+        row_stride=source.row_stride or row_bytes,
     )
 
 

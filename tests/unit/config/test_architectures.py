@@ -35,6 +35,7 @@ def read(tmp_path, config):
         ("Qwen3ForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}, 2, 16),
         ("Qwen3MoeForCausalLM", {"num_key_value_heads": 2, "head_dim": 16}, 2, 16),
         ("MixtralForCausalLM", {"num_key_value_heads": 2, "head_dim": None}, 2, 8),
+        ("GptOssForCausalLM", {"num_key_value_heads": 2}, 2, 64),
         ("Phi3ForCausalLM", {}, 8, 8),
         ("Gemma2ForCausalLM", {"num_key_value_heads": 4}, 4, 256),
         ("Gemma3ForCausalLM", {"num_key_value_heads": 4, "head_dim": None}, 4, 256),
@@ -59,7 +60,7 @@ def test_every_model_type_has_an_architecture_of_its_own(tmp_path):
         assert architecture in str(find_architecture({"model_type": model_type}, tmp_path))
 
 
-@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+@pytest.mark.parametrize("architecture", ["GptOssForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM"])
 def test_experts_run_by_transformers_code_on_other_devices(architecture, tmp_path):
     config = {"architectures": [architecture]}
     assert find_architecture(config, tmp_path) == (architecture, "rustvllm")

@@ -20,6 +20,7 @@ NUM_REQUESTS = 64
 # Widths that fill no whole number of vectors.
 SMALL_GPT2 = GPT2 | {"n_embd": 36, "n_head": 3, "n_inner": 101}
 SMALL_LLAMA = LLAMA | {"hidden_size": 36, "intermediate_size": 53, "head_dim": 12}
+SMALL_OSS = SMALL_LLAMA | {"num_local_experts": 7, "num_experts_per_tok": 3, "sliding_window": 9}
 SMALL_MOE = SMALL_LLAMA | {"moe_intermediate_size": 45, "num_experts": 7, "num_experts_per_tok": 3}
 
 
@@ -41,6 +42,10 @@ SMALL_MOE = SMALL_LLAMA | {"moe_intermediate_size": 45, "num_experts": 7, "num_e
         "moe-bfloat16",
         "moe-int8",
         "moe-int4-g32",
+        "oss",
+        "oss-bfloat16",
+        "oss-int8",
+        "oss-int4-g32",
         "neox",
         "neox-bfloat16",
         "neox-int8",
@@ -63,6 +68,7 @@ def make_model(name):
         "llama": (SMALL_LLAMA, "LlamaForCausalLM"),
         "qwen3": (SMALL_LLAMA, "Qwen3ForCausalLM"),
         "moe": (SMALL_MOE, "Qwen3MoeForCausalLM"),
+        "oss": (SMALL_OSS, "GptOssForCausalLM"),
         "neox": (SMALL_LLAMA | {"num_attention_heads": 3, "rotary_pct": 0.5}, "GPTNeoXForCausalLM"),
         "gemma2": (SMALL_LLAMA | {"sliding_window": 9}, "Gemma2ForCausalLM"),
         "gemma3": (SMALL_LLAMA | {"sliding_window": 9, "sliding_window_pattern": 2}, "Gemma3ForCausalLM"),

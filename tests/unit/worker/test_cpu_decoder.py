@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from checkpoints import GPT2, LLAMA, QWEN3_MOE, YARN_ROPE
+from checkpoints import GPT2, GPT_OSS, LLAMA, QWEN3_MOE, YARN_ROPE
 from naive_schedule import NaiveEngine, Request
 
 from rustvllm import _core
@@ -17,6 +17,7 @@ from rustvllm.models.gemma2 import Gemma2ForCausalLM
 from rustvllm.models.gemma3 import Gemma3ForCausalLM
 from rustvllm.models.gpt2 import GPT2LMHeadModel
 from rustvllm.models.gpt_neox import GPTNeoXForCausalLM
+from rustvllm.models.gpt_oss import GptOssForCausalLM
 from rustvllm.models.llama import LlamaForCausalLM
 from rustvllm.models.mistral import MistralForCausalLM
 from rustvllm.models.mixtral import MixtralForCausalLM
@@ -118,6 +119,7 @@ ROTARY = {
     "qwen3": (Qwen3ForCausalLM, SIZES | {"head_dim": 16}),
     "qwen3-moe": (Qwen3MoeForCausalLM, QWEN3_MOE | SIZES | {"moe_intermediate_size": 21, "mlp_only_layers": [1]}),
     "mixtral": (MixtralForCausalLM, SIZES | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "gpt-oss": (GptOssForCausalLM, GPT_OSS | SIZES | {"intermediate_size": 22, "sliding_window": 9}),
     "gpt-neox": (GPTNeoXForCausalLM, NEOX),
     "gpt-neox-one-after-the-other": (GPTNeoXForCausalLM, NEOX | {"use_parallel_residual": False, "hidden_act": "relu"}),
     "gemma2": (Gemma2ForCausalLM, SIZES | {"sliding_window": 9, "query_pre_attn_scalar": 10}),
