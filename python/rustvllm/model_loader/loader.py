@@ -139,6 +139,12 @@ def _read_headers(model_config: ModelConfig) -> dict[str, StoredTensor]:
     stored, how = read_headers(path), read_quantization(model_config.hf_config, path)
     if model_config.architecture in STACKED_ARCHITECTURES and model_config.model_impl != "transformers":
         stored = split_stacks(stored, path)
+    elif how is not None and how.method == "mxfp4":
+        raise ModelLoadError(
+            f"{how.file}: this checkpoint is {how}, which rustvllm reads for {', '.join(STACKED_ARCHITECTURES)} with "
+            f"its own code, not for {model_config.architecture}. Use a GGUF file of the model, or the model's original "
+            "weights with --quantization int8"
+        )
     if how is None:
         refuse_undescribed({name: tensor.dtype for name, tensor in stored.items()}, path)
         return stored

@@ -27,6 +27,10 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _ROW_UNIT = 8
 """Rows come in multiples of what shares a word."""
 _MIDDLE_8 = 128
+_MXFP4_NUMBERS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""Twice what each code of MXFP4 stands for: whole numbers."""
+_MXFP4_SCALES = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
+"""Half of what each exponent stands for."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -68,7 +72,7 @@ def whole_rows(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[
     for begin, numbers in _pieces(reader, stored):
         ordered = numbers if order is None else np.take(numbers, order, axis=1)
         count = ordered.shape[0]
-        if stored.layout == "whole":
+        if stored.layout in ("whole", "mxfp4"):
             differences = ordered.view(np.int8)
         elif stored.bits == 8:  # whole, so that all zero points are 128
             differences = (ordered ^ _MIDDLE_8).view(np.int8)
@@ -107,7 +111,7 @@ def dense_rows(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[
             _refuse_not_finite(rows, begin, stored)
             yield begin, rows
             continue
-        is_signed = stored.layout == "whole"
+        is_signed = stored.layout in ("whole", "mxfp4")
         rows = torch.from_numpy(numbers.view(np.int8) if is_signed else numbers).to(torch.float32)
         if zeros is not None:
             rows -= torch.from_numpy(zeros[begin:end]).to(torch.float32)[:, groups]
@@ -146,6 +150,8 @@ def _pieces(reader: TensorReader, stored: QuantizedTensor) -> Iterator[tuple[int
         end = min(begin + per_piece, out_features)
         if stored.layout in ("whole", "fp8"):
             yield begin, numbers[begin:end].view(torch.uint8).numpy()
+        elif stored.layout == "mxfp4":
+            yield begin, _MXFP4_NUMBERS[_unpacked(numbers[begin:end].flatten(1), stored.bits)].view(np.uint8)
         elif stored.layout == "packed":
             yield begin, np.ascontiguousarray(_unpacked(numbers[begin:end], stored.bits)[:, :in_features])
         elif stored.layout == "gptq":  # words of neighbouring inputs, one below the other
@@ -201,6 +207,8 @@ def _zeros(reader: TensorReader, stored: QuantizedTensor) -> npt.NDArray[np.int1
 def _scales(reader: TensorReader, stored: QuantizedTensor) -> Tensor:
     """float32 ``[out_features, groups]``; of blocks as they are stored."""
     out_features = stored.file_shape[0]
+    if stored.layout == "mxfp4":
+        return torch.from_numpy(_MXFP4_SCALES[reader.read_whole(stored.parts["scales"]).numpy()])
     scales = reader.read_whole(stored.parts["scales"]).to(torch.float32)
     if stored.layout in ("gptq", "awq"):
         return scales.t().contiguous()

@@ -1,14 +1,14 @@
 """Dense layers that other tools quantised: which of a folder's tensors make up one weight, and whether they fit.
 
-AWQ, GPTQ, compressed-tensors and FP8 store a weight as packed numbers with scales, zero points and perhaps an order of
-the inputs. Here each such set becomes one tensor of the model's shape. All that can be wrong with shapes and types is
-found in the headers, and with small tensors (scales, the order of inputs) before anything else is read.
+AWQ, GPTQ, compressed-tensors, FP8 and MXFP4 store a weight as packed numbers with scales, perhaps with zero points and
+an order of the inputs. Here each such set becomes one tensor of the model's shape. All that can be wrong with shapes
+and types is found in the headers, and with small tensors (scales, the order of inputs) before anything else is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,10 @@ from rustvllm.model_loader.reading import TensorReader
 logger = init_logger(__name__)
 
 SCALE_DTYPES: Final = ("F16", "BF16", "F32")
+MAX_EXPONENT: Final = 252
+"""Of a block of MXFP4, with a bias of 127: its largest number, 6 times a power of two, is finite in float32."""
+MXFP4_BYTES: Final = 16
+"""Of the numbers of a block of MXFP4."""
 _WORD_BITS: Final = 32
 _FEW_BITS: Final = 4
 _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -41,6 +45,7 @@ _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "weight_shape": "shape",
     },
     "fp8": {"weight": "numbers", "weight_scale": "scales", "weight_scale_inv": "scales"},
+    "mxfp4": {"weight_blocks": "numbers", "weight_scales": "scales"},
 }
 _OF_ACTIVATIONS: Final = ("input_scale", "input_zero_point", "output_scale", "activation_scale", "k_scale", "v_scale")
 """Tensors that say how activations may be rounded, and the cache: they are computed as they are."""
@@ -52,7 +57,8 @@ class QuantizedTensor(StoredTensor):
 
     Attributes:
         parts: ``numbers``, ``scales`` and, where there are such, ``zeros`` and ``groups``.
-        layout: How the numbers lie: ``gptq``, ``awq``, ``packed`` (compressed-tensors), ``whole`` (int8) or ``fp8``.
+        layout: How the numbers lie: ``gptq``, ``awq``, ``packed`` (compressed-tensors), ``whole`` (int8), ``fp8`` or
+            ``mxfp4``.
         bits: Of a number.
         group_size: Inputs that share a scale; for ``fp8`` 0.
         is_whole: Whether numbers less zero points are whole ones of 8 bits, so that they can be kept as they are.
@@ -136,7 +142,7 @@ def join_quantized(
                 num_quantized += 1
                 bias = joined.get(f"{layer}.bias")
                 if bias is not None and _is_zero(bias, reader):
-                    joined[bias.name] = ZeroBias(bias.file, bias.name, bias.shape, bias.dtype, bias.offset, bias.nbytes)
+                    joined[bias.name] = ZeroBias(**{part.name: getattr(bias, part.name) for part in fields(bias)})
             except _MisfitError as misfit:
                 problems.append(f"{layer}: {misfit}")
     if problems:
@@ -164,11 +170,17 @@ def _joined(
     missing = [next(kind for kind, part in names.items() if part == what) for what in needed if what not in parts]
     if missing:
         raise _MisfitError(f"it has {', '.join(sorted(kinds))}, but no {' and no '.join(missing)}")
-    if parts["scales"].dtype not in SCALE_DTYPES:
-        found, wanted = parts["scales"].dtype, " or ".join(SCALE_DTYPES)
+    scale_dtypes = ("U8",) if how.method == "mxfp4" else SCALE_DTYPES
+    if parts["scales"].dtype not in scale_dtypes:
+        found, wanted = parts["scales"].dtype, " or ".join(scale_dtypes)
         raise _MisfitError(f"{parts['scales'].name!r} has dtype {found}, not {wanted}")
     form = _FORMS["packed" if "weight_packed" in kinds else how.method](parts, how, reader)
     scales = reader.read_whole(parts["scales"])
+    if how.method == "mxfp4" and int(scales.max()) > MAX_EXPONENT:
+        raise _MisfitError(
+            f"{parts['scales'].name!r} has the exponent {int(scales.max())}, but must have at most {MAX_EXPONENT} (255 "
+            "stands for NaN, others for weights that are not finite in float32)"
+        )
     if not bool(torch.isfinite(scales).all()):
         raise _MisfitError(f"{parts['scales'].name!r} has a scale that is not finite")
     out_features, in_features = form.shape
@@ -283,12 +295,24 @@ def _plain(parts: Mapping[str, StoredTensor], how: StoredQuantization, reader: T
     return _Form((out_features, in_features), "INT8", "whole", 8, group, is_whole)
 
 
+def _mxfp4(parts: Mapping[str, StoredTensor], _: StoredQuantization, __: TensorReader) -> _Form:
+    """Blocks of 32 numbers of 4 bits, and an exponent for each block."""
+    numbers = parts["numbers"]
+    if numbers.dtype != "U8" or len(numbers.shape) != 3 or 0 in numbers.shape or numbers.shape[2] != MXFP4_BYTES:
+        raise _MisfitError(f"{numbers.name!r} is {_described(numbers)}, expected U8 [outputs, groups, {MXFP4_BYTES}]")
+    out_features, num_groups, _num_bytes = numbers.shape
+    _expect(parts["scales"], (out_features, num_groups))
+    group_size = 2 * MXFP4_BYTES
+    return _Form((out_features, num_groups * group_size), "MXFP4", "mxfp4", _FEW_BITS, group_size, is_whole=True)
+
+
 _FORMS: Final[Mapping[str, Callable[[Mapping[str, StoredTensor], StoredQuantization, TensorReader], _Form]]] = {
     "gptq": _gptq,
     "awq": _awq,
     "packed": _packed,
     "compressed-tensors": _plain,
     "fp8": _plain,
+    "mxfp4": _mxfp4,
 }
 
 

@@ -165,7 +165,6 @@ def test_a_block_that_is_larger_than_the_weight(tmp_path):
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "this checkpoint is bitsandbytes nf4"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "this checkpoint is bitsandbytes int8"),
         *(({"quant_method": name}, f"is {name}") for name in ("hqq", "quanto", "aqlm", "vptq", "eetq", "torchao")),
-        ({"quant_method": "mxfp4"}, "is MXFP4"),
         ({"bits": 4}, "names no quant_method"),
         (GPTQ | {"bits": 3}, "this checkpoint is GPTQ of 3 bits; rustvllm reads 4 and 8 bits"),
         (GPTQ | {"bits": 2}, "GPTQ of 2 bits"),

@@ -23,13 +23,17 @@ _FUSED: Final = re.compile(
     r"(?:(attn_[qkv]|[qkv]_proj)|ffn_gate|ffn_up|ffn_gate_exps|ffn_up_exps|gate_proj|up_proj|w1|w3)\.weight"
 )
 """Maps of checkpoints that are one layer here."""
-_EXPERT: Final = re.compile(r"(?:.*\.experts\.\d+\..*|blk\.\d+\.ffn_\w+_exps)\.weight")
+_EXPERT: Final = re.compile(
+    r"(?:.*\.experts\.\d+\..*|blk\.\d+\.ffn_\w+_exps)\.weight|.*\.mlp\.experts\.(?:gate_up|down)_proj"
+)
 """Maps of experts, of one or of all of a layer."""
 _HEADS: Final = ("output.weight", "lm_head.weight")
 _POSITIONS: Final = ("position_embd.weight", "wpe.weight", "embed_positions.weight")
 _WORD_BITS: Final = 32
 _FEW_BITS: Final = 4
 _BLOCK: Final = 32
+_STACK: Final = re.compile(r"(.*\.mlp\.experts\.(?:gate_up|down)_proj)_(blocks|scales)")
+"""Parts of all experts of a layer in MXFP4."""
 _NUMBERS: Final = ("qweight", "weight_packed", "weight")
 _SCALES: Final = ("scales", "weight_scale", "weight_scale_inv")
 _ZEROS: Final = ("qzeros", "weight_zero_point")
@@ -157,6 +161,8 @@ def _joined(forms: Sequence[StoredForm], how: StoredQuantization) -> list[Stored
     """The tensors of a quantised folder, those of one weight as one form."""
     layers: dict[str, dict[str, StoredForm]] = {}
     joined: list[StoredForm] = []
+    if how.method == "mxfp4":
+        return _joined_stacks(forms)
     for form in forms:
         layer, _, kind = form.name.rpartition(".")
         if kind in (*_NUMBERS, *_SCALES, *_ZEROS, *_REST):
@@ -186,6 +192,24 @@ def _joined(forms: Sequence[StoredForm], how: StoredQuantization) -> list[Stored
                 else None,
             )
         )
+    return joined
+
+
+def _joined_stacks(forms: Sequence[StoredForm]) -> list[StoredForm]:
+    """The tensors of a folder in MXFP4: blocks of two numbers to a byte, with their exponents."""
+    stacks: dict[str, dict[str, StoredForm]] = {}
+    joined: list[StoredForm] = []
+    for form in forms:
+        if (match := _STACK.fullmatch(form.name)) is None:
+            joined.append(form)
+        else:
+            stacks.setdefault(match[1], {})[match[2]] = form
+    for name, parts in stacks.items():
+        if parts.keys() != {"blocks", "scales"}:
+            joined += parts.values()
+            continue
+        num_bytes = sum(part.num_bytes for part in parts.values())
+        joined.append(StoredForm(name, "MXFP4", 2 * parts["blocks"].num_parameters, num_bytes, NumberForm(_BLOCK)))
     return joined
 
 

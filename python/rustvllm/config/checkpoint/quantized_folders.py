@@ -1,17 +1,17 @@
 """Checkpoints that other tools quantised: how their configuration describes the weights.
 
-rustvllm reads AWQ, GPTQ, compressed-tensors and FP8. It refuses all others by name and says what works instead.
+rustvllm reads AWQ, GPTQ, compressed-tensors, FP8 and MXFP4. It refuses all others by name and says what works instead.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rustvllm.exceptions import ConfigError, ModelLoadError
 
-FOLDER_METHODS: Final = ("awq", "gptq", "compressed-tensors", "fp8")
+FOLDER_METHODS: Final = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4")
 """Methods that rustvllm reads, as ``quant_method`` and ``--quantization`` name them."""
 SAME_METHODS: Final[Mapping[str, str]] = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
 """Names of GPU kernels for one of these methods; the stored weights are the same."""
@@ -33,6 +33,8 @@ _CT_FORMATS: Final[Mapping[str, str]] = {
     "float-quantized": "fp8",
 }
 _CHANNEL: Final = -1
+_MXFP4_BITS: Final = 4
+_MXFP4_GROUP: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def read_quantization(config: Mapping[str, Any], path: Path) -> StoredQuantizati
     if not isinstance(method, str):
         raise ModelLoadError(f"{file}: quantization_config names no quant_method")
     method = SAME_METHODS.get(method, method)
-    read = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed, "fp8": _fp8}.get(method)
+    read = _READERS.get(method)
     if read is None:
         raise _refusal(file, _described(method, how), "")
     return read(how, file)
@@ -135,7 +137,7 @@ def _is_part(name: str, dtypes: Mapping[str, str]) -> bool:
     layer, _, kind = name.rpartition(".")
     if kind in ("weight_scale", "weight_scale_inv"):
         return dtypes.get(f"{layer}.weight") in ("I8", "F8_E4M3")
-    return kind in ("qweight", "weight_packed")
+    return kind in ("qweight", "weight_packed") or (kind.endswith("_blocks") and dtypes[name] == "U8")
 
 
 def check_method(asked: str | None, stored: StoredQuantization | None, name: str) -> None:
@@ -245,6 +247,19 @@ def _fp8(how: Mapping[str, Any], file: Path) -> StoredQuantization:
         raise _refusal(file, _described("fp8", how), f" in the format {form!r:.40}; rustvllm reads e4m3")
     block = how.get("weight_block_size")
     return StoredQuantization("fp8", (8,), (), file, block=None if block is None else _block(block, file))
+
+
+def _mxfp4(_: Mapping[str, Any], file: Path) -> StoredQuantization:
+    return StoredQuantization("mxfp4", (_MXFP4_BITS,), (_MXFP4_GROUP,), file)
+
+
+_READERS: Final[Mapping[str, Callable[[Mapping[str, Any], Path], StoredQuantization]]] = {
+    "awq": _awq,
+    "gptq": _gptq,
+    "compressed-tensors": _compressed,
+    "fp8": _fp8,
+    "mxfp4": _mxfp4,
+}
 
 
 def _block(value: object, file: Path) -> tuple[int, int]:

@@ -118,7 +118,7 @@ class EngineFlags:
     quantization: str | None = arg(
         "int8: 8-bit weights on the CPU, with one scale per output; int8-g32, int8-g64, int8-g128: one scale per "
         "output and group of inputs; int4-g32, int4-g64, int4-g128: likewise, with 4-bit weights; awq, gptq, "
-        "compressed-tensors, fp8, gguf: as the checkpoint is quantized, which needs no flag",
+        "compressed-tensors, fp8, mxfp4, gguf: as the checkpoint is quantized, which needs no flag",
         group="model",
     )
     batch_invariant: bool = arg("make the logits of a request bit-identical in any batch", False, group="model")
