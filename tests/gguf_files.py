@@ -23,6 +23,9 @@ GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
+GPT_OSS = {
+    "post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks", "mlp.router": "ffn_gate_inp",
+}  # fmt: skip
 GPT2 = {
     "ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm",
     "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
@@ -41,17 +44,20 @@ SCALES = {
 
 
 def arch_of(model):
-    names = {"gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+    names = {"gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
     return names.get(model.config.model_type, model.config.model_type)
 
 
 def file_name(name, arch):
     """From transformers' name of a tensor to the file's."""
+    if name.endswith(".sinks"):
+        name = f"{name}.weight"
     module, _, kind = name.rpartition(".")
     if module in AROUND:
         return f"{AROUND[module]}.{kind}"
     layer, _, module = module.split("layers." if arch != "gpt2" else "h.")[1].partition(".")
-    names = GPT2 if arch == "gpt2" else ROTARY | EXPERTS | (GEMMA_NORMS if arch.startswith("gemma") else LLAMA_NORMS)
+    norms = GPT_OSS if arch == "gpt-oss" else GEMMA_NORMS if arch.startswith("gemma") else LLAMA_NORMS
+    names = GPT2 if arch == "gpt2" else ROTARY | EXPERTS | norms
     return f"blk.{layer}.{names[module]}.{kind}"
 
 
@@ -105,7 +111,8 @@ def write_model(path, model, kind_of, *, seed=0, metadata=lambda _: None):
         is_gemma_norm = arch.startswith("gemma") and stored_name.endswith("norm.weight")
         array = array.T.copy() if is_turned else array + 1 if is_gemma_norm else array
         array = interleave(array, heads) if heads else array
-        kind = Type[kind_of(stored_name)] if array.ndim >= 2 else Type.F32
+        is_vector = array.ndim < 2 or stored_name.endswith(".bias")
+        kind = Type.F32 if is_vector else Type[kind_of(stored_name)]
         if kind == Type.F32:
             stored = array
             writer.add_tensor(stored_name, stored)
@@ -130,7 +137,14 @@ def stored_parameters(model):
     """Names and parameters; where transformers stacks gates and features of experts in one, each by itself."""
     for name, parameter in model.state_dict().items():
         module, _, kind = name.rpartition(".experts.")
-        if kind == "gate_up_proj":
+        if module and kind.endswith("_bias"):  # gpt-oss: gates and features in turns
+            parts = {"gate": parameter[:, ::2], "up": parameter[:, 1::2]} if "gate" in kind else {"down": parameter}
+            yield from ((f"{module}.experts.{part}_proj.bias", own) for part, own in parts.items())
+        elif module and model.config.model_type == "gpt_oss":  # and inputs first
+            turned = parameter.transpose(1, 2)
+            parts = {"gate": turned[:, ::2], "up": turned[:, 1::2]} if "gate" in kind else {"down": turned}
+            yield from ((f"{module}.experts.{part}_proj.weight", own) for part, own in parts.items())
+        elif kind == "gate_up_proj":
             gate, up = parameter.chunk(2, dim=1)
             yield f"{module}.experts.gate_proj.weight", gate
             yield f"{module}.experts.up_proj.weight", up
@@ -152,6 +166,8 @@ def write_config(writer, config, arch):
     if getattr(config, "num_local_experts", None):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if arch == "gpt-oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
     if arch == "qwen3moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)

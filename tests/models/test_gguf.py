@@ -6,6 +6,7 @@ from checkpoints import (
     GEMMA,
     GEMMA3,
     GPT2,
+    GPT_OSS,
     LLAMA,
     LLAMA3_ROPE,
     MIXTRAL,
@@ -53,6 +54,7 @@ VARIANTS = {
     "qwen3": ("qwen3", LLAMA | SIZES | {"head_dim": 24, "num_attention_heads": 8}),
     "qwen3-moe": ("qwen3-moe", QWEN3_MOE | SIZES | EXPERT_SIZES | {"mlp_only_layers": [1]}),
     "mixtral": ("mixtral", MIXTRAL | SIZES),
+    "gpt-oss": ("gpt-oss", GPT_OSS | SIZES | {"head_dim": 16}),
     "phi3": ("phi3", LLAMA | SIZES | {"sliding_window": 7}),
     "gemma2": ("gemma2", GEMMA | SIZES | {"head_dim": 16, "query_pre_attn_scalar": 16}),
     "gemma3": ("gemma3", GEMMA3 | SIZES | {"head_dim": 16, "query_pre_attn_scalar": 16}),
@@ -120,6 +122,41 @@ def test_codes_of_4_bits_that_stand_for_whole_numbers(kind, tmp_path):
     model = load(path)
     assert {kernel.packed.kind for kernel in whole_layers(model)} == {"int8"}
     check(reference, model)
+
+
+def test_gpt_oss_as_it_is_published(tmp_path):
+    """Experts in MXFP4, their biases, sinks and the router in F32, all else in Q8_0."""
+    path = tmp_path / "m-MXFP4.gguf"
+    kinds = {"_exps.weight": "MXFP4", "ffn_gate_inp.weight": "F32"}
+    reference = write(
+        path, "gpt-oss", lambda name: next((kind for end, kind in kinds.items() if name.endswith(end)), "Q8_0")
+    )
+    model = load(path, options=LinearOptions("core"))
+    for layer in model.layers:
+        assert layer.mlp.gate.kernel.packed.kind == "f32"
+        experts = [module for module in layer.mlp.experts.modules() if isinstance(module, Linear)]
+        assert {linear.kernel.packed.kind for linear in experts} == {"int8"}
+    check(reference, model)
+    path.write_bytes(path.read_bytes().replace(b"blk.1.attn_sinks.weight", b"blk.1.attn_sunk!.weight"))
+    with pytest.raises(ModelLoadError, match=r"tensor 'blk.1.attn_sinks.weight' is missing"):
+        load(path)
+
+
+@pytest.mark.parametrize("shape", [(6, 64, 1), (6,)])
+def test_biases_of_experts_of_another_shape_are_refused(shape, tmp_path):
+    import gguf
+
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "gpt-oss")
+    gguf_files.write_config(writer, make("gpt-oss", VARIANTS["gpt-oss"][1]).config, "gpt-oss")
+    writer.add_tensor("token_embd.weight", torch.zeros(97, 64).numpy())
+    writer.add_tensor("blk.0.ffn_up_exps.bias", torch.zeros(shape).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelLoadError, match=r"'blk.0.ffn_up_exps.bias' has the shape .* must have 2 dimensions"):
+        load(path)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "BF16", "F32"])

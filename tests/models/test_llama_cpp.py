@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from checkpoints import GEMMA, GPT2, LLAMA, LLAMA3_ROPE, make, prompts
+from checkpoints import GEMMA, GPT2, GPT_OSS, LLAMA, LLAMA3_ROPE, make, prompts
 
 from rustvllm import LLM, SamplingParams
 
@@ -30,6 +30,9 @@ SIZES = {
     "num_key_value_heads": 4, "max_position_embeddings": 128,
 }  # fmt: skip
 GEMMA_SIZES = GEMMA | SIZES | {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 16}
+GPT_OSS_SIZES = {
+    "head_dim": 64, "sliding_window": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}  # fmt: skip
 FAMILIES = {
     # name -> kind of checkpoint, what its configuration has besides
     "gpt2": ("gpt2", GPT2 | {"vocab_size": VOCABULARY, "n_embd": 256, "n_head": 8}),
@@ -40,6 +43,7 @@ FAMILIES = {
     "gemma2": ("gemma2", GEMMA_SIZES),
     # Every sixth layer sees all tokens: llama.cpp knows no other order.
     "gemma3": ("gemma3", GEMMA_SIZES | {"num_hidden_layers": 7, "layer_types": None, "sliding_window_pattern": 6}),
+    "gpt-oss": ("gpt-oss", GPT_OSS | SIZES | GPT_OSS_SIZES),
     "phi3": ("phi3", LLAMA | SIZES),  # without a window, which llama.cpp leaves out of this family
 }
 
@@ -93,11 +97,14 @@ def clearly_different(chosen, likeliest):
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_ids_are_llama_cpps_wherever_its_margin_is_clear(family, kind, tmp_path, monkeypatch):
-    """Numbers are the file's, activations are not rounded: llama.cpp does the latter too where weights are F16."""
+    """Numbers are the file's, activations are not rounded: llama.cpp does the latter too where weights are F16.
+
+    It rounds what it gives experts in F16, so it gets these in F32.
+    """
     path = theirs = tmp_path / f"m-{kind}.gguf"
     reference = make(*FAMILIES[family])
     write(path, reference, kind)
-    if kind == "Q8_0":
+    if kind == "Q8_0" or family == "gpt-oss":
         theirs = tmp_path / "m-F32.gguf"
         write(theirs, reference, "F32")
     monkeypatch.setenv("RUSTVLLM_ACTIVATIONS", "float")

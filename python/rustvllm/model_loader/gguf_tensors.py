@@ -35,6 +35,11 @@ _GEMMA: Final[Mapping[str, str]] = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GPT_OSS: Final[Mapping[str, str]] = {
+    **{name: module for name, module in _ROTARY.items() if name != "ffn_norm"},
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+}
 _GPT2: Final[Mapping[str, str]] = {
     "attn_norm": "ln_1",
     "attn_qkv": "attn.c_attn",
@@ -47,6 +52,7 @@ _LAYERS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     # architecture -> what comes before a layer's number, and its modules
     "gemma2": ("model.layers", _GEMMA),
     "gemma3": ("model.layers", _GEMMA),
+    "gpt-oss": ("model.layers", _GPT_OSS),
     "gpt2": ("h", _GPT2),
     "llama": ("model.layers", _ROTARY),
     "phi3": ("model.layers", {**_ROTARY, "ffn_up": "mlp.gate_up_proj"}),
@@ -70,8 +76,11 @@ _OF_THE_CONFIGURATION: Final = ("rope_freqs.weight", "rope_factors_long.weight",
 _PREFIX: Final = "model."
 """Of a checkpoint's names, which the models here are without."""
 _BLOCK: Final = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
-_STACK: Final = re.compile(r"blk\.\d+\.ffn_(?:gate|up|down)_exps\.weight")
-"""The maps of all experts of a layer, one after the other: ``[experts, outputs, inputs]``."""
+_STACK: Final = re.compile(r"blk\.\d+\.ffn_(?:gate|up|down)_exps\.(weight|bias)")
+"""The maps of all experts of a layer, ``[experts, outputs, inputs]``, or their biases, ``[experts, outputs]``."""
+_STACK_DIMS: Final[Mapping[str, int]] = {"weight": 3, "bias": 2}
+_SINKS: Final = ".sinks"
+"""A parameter of attention itself, whose name in a checkpoint has no ``weight`` behind it."""
 _ONE_EXPERT: Final = re.compile(r"(ffn_(?:gate|up|down))\.(\d+)")
 """The map of one expert, in files that older converters wrote."""
 _EXPERTS: Final = ".experts."
@@ -93,8 +102,12 @@ def read_gguf_headers(path: Path) -> dict[str, StoredTensor]:
     for name, kind, shape, part, offset, nbytes in file.header.tensors():
         if name in _OF_THE_CONFIGURATION:
             continue
-        if _STACK.fullmatch(name) is not None:
-            tensors |= _expert_tensors(path, paths[part], name, kind, shape, offset, nbytes, file.architecture)
+        if (stack := _STACK.fullmatch(name)) is not None:
+            if len(shape) != (num_dims := _STACK_DIMS[stack[1]]):
+                raise ModelLoadError(
+                    f"{path}: the tensor {name!r} has the shape {shape}, but must have {num_dims} dimensions"
+                )
+            tensors |= _expert_tensors(paths[part], name, kind, shape, offset, nbytes, file.architecture)
             continue
         if kind not in FLOAT_TYPES and len(shape) != 2:
             raise ModelLoadError(
@@ -117,11 +130,9 @@ def read_gguf_headers(path: Path) -> dict[str, StoredTensor]:
 
 
 def _expert_tensors(
-    path: Path, part: Path, name: str, kind: str, shape: list[int], offset: int, nbytes: int, architecture: str
+    part: Path, name: str, kind: str, shape: list[int], offset: int, nbytes: int, architecture: str
 ) -> dict[str, StoredTensor]:
-    """The map of each expert, as it lies in the tensor of all."""
-    if len(shape) != 3:
-        raise ModelLoadError(f"{path}: the tensor {name!r} has the shape {shape}, but must have 3 dimensions")
+    """The map of each expert, or its bias, as it lies in the tensor of all."""
     each = nbytes // shape[0]
     module, _, weight = _checkpoint_name(name, architecture).partition(_EXPERTS)
     names = [f"{module}{_EXPERTS}{number}.{weight}" for number in range(shape[0])]
@@ -139,7 +150,8 @@ def _checkpoint_name(name: str, architecture: str) -> str:
         if (expert := _ONE_EXPERT.fullmatch(module)) is not None and f"{expert[1]}_exps" in modules:
             module, _, own = modules[f"{expert[1]}_exps"].partition(_EXPERTS)
             return f"{prefix}.{layer}.{module}{_EXPERTS}{expert[2]}.{own}.{kind}"
-        return f"{prefix}.{layer}.{modules[module]}.{kind}" if module in modules else name
+        own = f"{prefix}.{layer}.{modules.get(module)}"
+        return name if module not in modules else own if own.endswith(_SINKS) else f"{own}.{kind}"
     stem, _, kind = name.rpartition(".")
     around = _AROUND_GPT2 if architecture == "gpt2" else _AROUND
     return f"{around[stem]}.{kind}" if stem in around else name
@@ -154,6 +166,8 @@ def file_name(name: str, architecture: str) -> str:
         if stem in (theirs, theirs.removeprefix(_PREFIX)):
             return f"{ours}.{kind}"
     layers = prefix.removeprefix(_PREFIX) + "."
+    if name.endswith(_SINKS):
+        stem, kind = name, "weight"
     bare = _EXPERT_NUMBER.sub(_EXPERTS, stem.removeprefix(_PREFIX))
     layer, _, module = bare.removeprefix(layers).partition(".")
     found = next((ours for ours, theirs in modules.items() if theirs == module), None)

@@ -24,6 +24,13 @@ _LLAMA3: Final = (
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2: Final = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_MARK: Final = r"[^\r\n\p{L}\p{N}]?"
+_UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_GPT_4O: Final = (
+    f"{_MARK}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_MARK}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _OWN_CUT: Final[Mapping[str, Any]] = {
     "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True,
 }  # fmt: skip
@@ -39,6 +46,7 @@ _DIGITS: Final = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "indi
 _CUTS: Final[Mapping[str, Mapping[str, Any]]] = {
     # tokenizer.ggml.pre -> the pre-tokenizer of tokenizer.json
     "gpt-2": _OWN_CUT,
+    "gpt-4o": _split(_GPT_4O),
     "llama-bpe": _split(_LLAMA3),
     "qwen2": _split(_QWEN2),
     "deepseek-r1-qwen": _split(_QWEN2),

@@ -54,10 +54,36 @@ def test_metadata_becomes_a_configuration(tmp_path):
     assert config.hf_config["tie_word_embeddings"]
 
 
+def test_metadata_of_gpt_oss(tmp_path):
+    keys = {
+        "tokenizer.ggml.tokens": ["a", "<|end|>", "<|return|>", "<|call|>", "<|im_end|>", "<|endoftext|>"],
+        "tokenizer.ggml.token_type": [1, 3, 3, 3, 3, 3], "tokenizer.ggml.eos_token_id": 2,
+        "gpt-oss.rope.scaling.type": "yarn", "gpt-oss.rope.scaling.factor": 32.0,
+        "gpt-oss.rope.scaling.original_context_length": 4096, "gpt-oss.rope.freq_base": 150000.0,
+    }  # fmt: skip
+    experts = {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 24}
+    values = BASE | experts | {"attention.key_length": 64, "attention.value_length": 64, "attention.sliding_window": 16}
+    config = read_model_config(write(tmp_path / "m.gguf", arch="gpt-oss", values=values, keys=keys), model="m")
+    assert config.architecture == "GptOssForCausalLM"
+    assert config.eos_token_ids == (2, 3, 5), "a message that ends does not end the turn"
+    found = config.hf_config
+    assert (found["intermediate_size"], found["num_local_experts"], found["num_experts_per_tok"]) == (24, 5, 2)
+    assert (found["sliding_window"], found["rope_theta"], found["attention_bias"]) == (16, 150000.0, False)
+    assert found["rope_scaling"] == {
+        "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False,
+    }  # fmt: skip
+    del values["attention.sliding_window"]
+    with pytest.raises(ModelLoadError, match=r"gpt-oss.attention.sliding_window must be a positive number, got None"):
+        read_model_config(write(tmp_path / "m.gguf", arch="gpt-oss", values=values, keys=keys), model="m")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"arch": "mamba"}, "'mamba', which rustvllm does not support as GGUF; supported: gemma2, gemma3, gpt2, llama"),
+        (
+            {"arch": "mamba"},
+            "'mamba', which rustvllm does not support as GGUF; supported: gemma2, gemma3, gpt-oss",
+        ),
         (
             {"kind": "IQ4_XS"},
             "1 tensors (token_embd.weight, …) have the type IQ4_XS, which is not supported; supported: F32",

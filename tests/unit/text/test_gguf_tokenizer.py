@@ -116,6 +116,21 @@ def test_llama3_cuts_as_transformers_converter_does(lines, shared_dir, tmp_path)
     assert_equal(ours, Tokenizer.from_folder(tmp_path / "llama3"), lines[: NUM_LINES // 5])
 
 
+def test_gpt_4o_cuts_as_transformers_does(lines, shared_dir, tmp_path):
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    source = shared_dir / "data/gpt2-tokenizer"
+    content = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+    cut = {"type": "Split", "pattern": {"Regex": GGUF_PRE_TOKENIZER_SPLITS["gpt-4o"]}, "behavior": "Isolated"}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [cut | {"invert": False}, level]}
+    (tmp_path / "gpt-4o").mkdir()
+    (tmp_path / "gpt-4o/tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    ours = write(tmp_path / "t.gguf", tmp_path / "gpt-4o", "gpt-4o")
+    assert_equal(ours, Tokenizer.from_folder(tmp_path / "gpt-4o"), lines[: NUM_LINES // 5])
+    assert ours.encode("aBCd'll/\n") != write(tmp_path / "l.gguf", source, "llama-bpe").encode("aBCd'll/\n")
+
+
 def test_special_tokens_and_template_come_along(shared_dir, tmp_path):
     folder = shared_dir / "data/modern-tokenizers/minimind"
     ours, original = write(tmp_path / "t.gguf", folder, "gpt-2"), Tokenizer.from_folder(folder)
@@ -152,7 +167,7 @@ def tokenizer_file(path, *, model="gpt2", pre="gpt-2", tokens=("a", "b", "ab"), 
     ("options", "says"),
     [
         ({"model": "bert"}, "'bert'; supported: llama (SentencePiece) and gpt2 (BPE)"),
-        ({"pre": "chameleon"}, "'chameleon'; supported: gpt-2, llama-bpe, qwen2"),
+        ({"pre": "chameleon"}, "'chameleon'; supported: gpt-2, gpt-4o, llama-bpe, qwen2"),
         ({"pre": None}, "no tokenizer.ggml.pre"),
         ({"tokens": ("a", "a")}, "the tokens 0 and 1 are both 'a'"),
         ({"merges": ("a c",)}, "the merge 'a c'"),

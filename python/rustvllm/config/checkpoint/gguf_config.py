@@ -21,8 +21,10 @@ _END_NAMES: Final = frozenset(
     ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 )
 """Control tokens that end a turn in addition to the file's eos, because converters store only one token."""
+_HARMONY_END_NAMES: Final = frozenset(("<|return|>", "<|call|>", "<|endoftext|>"))
+"""The same of gpt-oss, where ``<|end|>`` ends one message of several."""
 _CONTROL: Final = 3
-_MIXTURES: Final = {"MixtralForCausalLM": "llama", "Qwen3MoeForCausalLM": "qwen3moe"}
+_MIXTURES: Final = {"GptOssForCausalLM": "gpt-oss", "MixtralForCausalLM": "llama", "Qwen3MoeForCausalLM": "qwen3moe"}
 """Architectures with experts, and what files call them."""
 _WIDEST_GEMMA: Final = {"gemma2": 46, "gemma3": 62}
 """Layers of the one size whose attention is scaled by its width over its heads; the file does not say how."""
@@ -62,10 +64,9 @@ def read_generation_config(file: GgufFile) -> dict[str, Any]:
 def _end_ids(file: GgufFile) -> list[int]:
     ids = [file.integer(f"tokenizer.ggml.{key}") for key in _END_KEYS]
     tokens, types = file.items("tokenizer.ggml.tokens", str), file.items("tokenizer.ggml.token_type", int)
+    names = _HARMONY_END_NAMES if file.architecture == "gpt-oss" else _END_NAMES
     ids += [
-        i
-        for i, (token, kind) in enumerate(zip(tokens, types, strict=False))
-        if kind == _CONTROL and token in _END_NAMES
+        i for i, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == _CONTROL and token in names
     ]
     return list(dict.fromkeys(token_id for token_id in ids if token_id is not None))
 
@@ -207,6 +208,19 @@ def _qwen3_moe(file: GgufFile) -> dict[str, Any]:
     return config
 
 
+def _gpt_oss(file: GgufFile) -> dict[str, Any]:
+    config = _experts(file, _rotary(file, "GptOssForCausalLM")) | {"model_type": "gpt_oss"}
+    config.pop("norm_topk_prob")  # a softmax over the chosen experts alone
+    config["intermediate_size"] = _needed(file, "expert_feed_forward_length")
+    config["sliding_window"] = _needed(file, "attention.sliding_window")
+    config["attention_bias"] = any(name == "blk.0.attn_q.bias" for name, *_ in file.header.tensors())
+    if "rope_scaling" in config:  # as it was trained; the file does not say so
+        config["rope_scaling"]["truncate"] = False
+    else:
+        config["rope_parameters"] = {"rope_type": "default"}
+    return config
+
+
 def _llama(file: GgufFile) -> dict[str, Any]:
     if file.integer("llama.expert_count", 0):
         return _mixtral(file)
@@ -280,6 +294,7 @@ def _gpt2(file: GgufFile) -> dict[str, Any]:
 _ARCHITECTURES: Final[Mapping[str, Callable[[GgufFile], dict[str, Any]]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gpt-oss": _gpt_oss,
     "gpt2": _gpt2,
     "llama": _llama,
     "phi3": _phi3,
