@@ -132,7 +132,12 @@ async def test_fields_reach_the_engine():
         ({"input": "a", "priority": 3}, "priority", "scheduling_policy"),
         ({"input": "a", "cache_salt": "@"}, "cache_salt", "cache_salt"),
         ({"input": "a", "request_id": "\n"}, "request_id", "printable"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "input", "is required"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages", "send texts as input"),
+        ({"messages": []}, "input", "is required"),
+        ({"input": ["a", "b", ""]}, "input", "element 2 of the list: the prompt is empty"),
+        ({"input": ["a", "word " * 5000]}, "input_tokens", "element 1 of the list: This model's maximum"),
+        ({"input": [[1], [1] * 513]}, "input_tokens", "element 1 of the list"),
+        ({"input": [[1], [1_000_000]]}, "input", "element 1 of the list: token id 1000000"),
         ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "messages", "send texts as input"),
         ({"input": "a", "normalize": True}, "normalize", "use_activation"),
         ({"input": "a", "padding": "max_length"}, "padding", "not supported yet"),
@@ -140,7 +145,7 @@ async def test_fields_reach_the_engine():
         ({"input": "a", "endianness": "big"}, "endianness", "little-endian"),
         ({"input": "a", "task": "classify"}, "task", "no other pooling task"),
     ],
-    ids=range(36),
+    ids=range(41),
 )
 async def test_what_is_wrong_is_named(pooled_client, body, param, says):
     status = 404 if says == "does not exist" else 400
@@ -212,6 +217,26 @@ async def test_metrics_logs_and_the_document_know_it(monkeypatch):
         "$ref": "#/components/schemas/EmbeddingRequest"
     }
     assert any("prompts of 3, 1 tokens, PoolingParams()" in line for line in lines), lines
+
+
+@pytest.mark.parametrize("how", ["by a server that stops", "by a pause"])
+async def test_an_answer_without_all_of_its_vectors_is_an_error(how):
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**(SIM | {"sim_step_time": 50.0, "max_num_batched_tokens": 16})))
+    state = ServerState()
+    state.set_ready(engine)
+    try:
+        async with client_of(state) as client:
+            one, many = ({"input": [[5] * 16] * number} for number in (1, 20))
+            asked = [asyncio.create_task(client.post(URL, json=body)) for body in (one, many)]
+            await asked[0]
+            await (state.abort_all() if how == "by a server that stops" else engine.pause_generation())
+            assert_error(await asked[1], 503, "ServiceUnavailableError", says=("of 20 inputs were aborted", "again"))
+            assert (await asked[0]).status_code == 200
+            await engine.resume_generation()
+            assert len((await client.post(URL, json=many)).json()["data"]) == 20
+    finally:
+        engine.shutdown()
+        state.close()
 
 
 async def test_a_client_that_leaves_frees_its_requests():

@@ -16,6 +16,7 @@ from loop_watch import ATTEMPTS, longest_callback, watched_loop
 import rustvllm
 from rustvllm import AsyncEngineArgs
 from rustvllm.engine.async_llm import AsyncLLM
+from rustvllm.server.answers.large_answers import PiecewiseResponse
 from rustvllm.server.app import build_app
 from rustvllm.server.state import ServerState
 
@@ -140,3 +141,41 @@ async def test_no_part_of_a_large_answer_holds_the_event_loop(model):
 def test_every_case_is_at_a_limit_or_large():
     assert sum(map(len, STOP)) > 60_000
     assert max(fields.get("n", 1) for _, fields in CASES.values()) == 16384
+
+
+async def test_pieces_are_sent_as_they_are_taken_and_then_freed():
+    pieces = [bytes([65 + index % 26]) * (10_000 + 977 * index % 90_000) for index in range(90)]
+    sent, has_room = [], asyncio.Event()
+    has_room.set()
+
+    async def send(message):
+        await has_room.wait()
+        if len(sent) == 5:
+            has_room.clear()
+        sent.append(message)
+
+    response = await asyncio.to_thread(PiecewiseResponse, iter(pieces))
+    task = asyncio.create_task(response({"type": "http"}, None, send))
+    await asyncio.sleep(0.05)
+    assert len(sent) == 6, "it waits for the client"
+    has_room.set()
+    await task
+    start, *bodies = sent
+    assert dict(start["headers"])[b"content-length"] == b"%d" % sum(map(len, pieces))
+    assert dict(start["headers"])[b"content-type"] == b"application/json"
+    assert b"".join(body["body"] for body in bodies) == b"".join(pieces)
+    assert [body["more_body"] for body in bodies] == [True] * (len(bodies) - 1) + [False]
+    assert max(len(body["body"]) for body in bodies) < 300_000
+    assert not any(response._blocks)
+
+
+@pytest.mark.parametrize("pieces", [[], [b""], [b"{}"]])
+async def test_small_bodies_in_pieces(pieces):
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    await PiecewiseResponse(pieces)({"type": "http"}, None, send)
+    assert dict(sent[0]["headers"])[b"content-length"] == b"%d" % len(b"".join(pieces))
+    assert b"".join(message["body"] for message in sent[1:]) == b"".join(pieces)

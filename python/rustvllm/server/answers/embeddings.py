@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from rustvllm.outputs import RequestOutput
+from rustvllm.server.answers.large_answers import PiecewiseResponse
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,25 +21,23 @@ _FEW_BYTES = 1 << 18
 
 
 async def embeddings_response(
-    outputs: list[RequestOutput], header: dict[str, Any], usage: dict[str, Any], *, is_base64: bool
+    vectors: "Sequence[npt.NDArray[np.float32]]", header: dict[str, Any], usage: dict[str, Any], *, is_base64: bool
 ) -> Response:
     """The answer to a request for embeddings.
 
     Args:
-        outputs: The last output of each input, which ended with a vector.
+        vectors: Of each input.
         header: What the answer begins with.
         usage: Its token counts.
         is_base64: Whether vectors are base64.
     """
-    vectors = [output.pooled for output in outputs if output.pooled is not None]
     num_numbers = sum(vector.size for vector in vectors)
     few = _FEW_BYTES // 4 if is_base64 else _FEW_NUMBERS
 
-    def body() -> bytes:
-        return b"".join(_pieces(vectors, header, usage, is_base64=is_base64))
-
-    whole = body() if num_numbers <= few else await asyncio.to_thread(body)
-    return Response(whole, media_type="application/json")
+    pieces = _pieces(vectors, header, usage, is_base64=is_base64)
+    if num_numbers <= few:
+        return Response(b"".join(pieces), media_type="application/json")
+    return await asyncio.to_thread(PiecewiseResponse, pieces)
 
 
 def _pieces(

@@ -13,6 +13,7 @@ from rustvllm.sampling_params import PoolingParams
 from rustvllm.server.answers.embeddings import embeddings_response
 from rustvllm.server.answers.usage import UsageCounter
 from rustvllm.server.endpoints.pipeline import tenant_of
+from rustvllm.server.errors import UnavailableError
 from rustvllm.server.http.front_door import ARRIVAL_NS
 from rustvllm.server.schemas.protocol import EmbeddingRequest
 from rustvllm.server.schemas.refusals import EMBEDDING_REFUSALS
@@ -60,11 +61,18 @@ async def create_embeddings(raw_request: Request) -> Response:
         raise
     async with aclosing(generation):
         outputs, _ = await until_disconnect(raw_request.receive, generation.collect(len(prompts), 1))
+    vectors = [output.pooled for output in outputs if output.pooled is not None]
+    if len(vectors) < len(prompts):  # without those that are missing the others would be of other inputs
+        raise UnavailableError(
+            f"{len(prompts) - len(vectors)} of {len(prompts)} inputs were aborted before their embeddings were made: "
+            "the server is stopping, or a pause of its engine ended them; send the request again.",
+            retry_after=5,
+        )
     usage = UsageCounter(show_cached=state.settings.enable_prompt_tokens_details)
     for index, output in enumerate(outputs):
         usage.add(index, output)
     is_base64 = request.encoding_format == "base64"
-    return await embeddings_response(outputs, header, usage.of_whole_answer(), is_base64=is_base64)
+    return await embeddings_response(vectors, header, usage.of_whole_answer(), is_base64=is_base64)
 
 
 def _prompts(request: EmbeddingRequest) -> list["TextPrompt | TokensPrompt"]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.server.schemas.refusals import EMBEDDING_REFUSALS
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -36,6 +37,9 @@ def field_error(exc: ValidationError, within: tuple[int | str, ...] = ()) -> Inv
         return InvalidRequestError(
             "prompt_embeds is not supported yet; send text or token ids as prompt.", "prompt_embeds"
         )
+    if kind == "missing" and param == "input" and isinstance(value, dict) and value.get("messages"):
+        _, instead = EMBEDDING_REFUSALS["messages"]
+        return InvalidRequestError(f"messages is not supported yet; {instead}.", "messages")
     if kind == "missing":
         return InvalidRequestError(f"{path} is required.", param)
     if kind == "value_error":

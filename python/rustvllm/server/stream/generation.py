@@ -32,6 +32,9 @@ _TURN_SECONDS = 0.001
 _TASKS_AT_ONCE = 64
 """Tasks that are begun or ended in one go: a millisecond of work."""
 
+_OF_ONE_PROMPT = ("prompt", "input_tokens")
+"""What errors are named after that concern one prompt of several."""
+
 PromptOutput = tuple[int, RequestOutput]
 """Index of the prompt within the HTTP request, and news of it."""
 T = TypeVar("T")
@@ -123,17 +126,22 @@ class Generation:
                 engine_id = f"{stem}-{index}"
                 # Text that is to be logged comes in the outputs.
                 sink = None if sinks is None or generation._log is not None else sinks.sink(index)
-                stream = await model.engine.add_request(
-                    engine_id,
-                    prompt,
-                    params,
-                    priority=priority,
-                    sink=sink,
-                    arrival_ns=arrival_ns,
-                    tenant=tenant,
-                    lora_request=lora_request,
-                    ends_after_call=ends_after_call,
-                )
+                try:
+                    stream = await model.engine.add_request(
+                        engine_id,
+                        prompt,
+                        params,
+                        priority=priority,
+                        sink=sink,
+                        arrival_ns=arrival_ns,
+                        tenant=tenant,
+                        lora_request=lora_request,
+                        ends_after_call=ends_after_call,
+                    )
+                except InvalidRequestError as error:
+                    if len(prompts) == 1 or error.param not in _OF_ONE_PROMPT:
+                        raise
+                    raise InvalidRequestError(f"element {index} of the list: {error}", error.param) from None
                 generation._add(engine_id, stream)
                 if sinks is not None:
                     sinks.begin(index, stream.prompt_ids)
