@@ -62,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def on_ready(state: "ServerState") -> None:
         phases["engine"] = link.age - phases["import"]
-        link.say_ready(link.age, phases, model=state.model.names[0])
+        model = state.model
+        link.say_ready(link.age, phases, model=model.names[0], generates=model.generates)
 
     try:
         server = ApiServer(

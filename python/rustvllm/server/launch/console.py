@@ -56,12 +56,13 @@ def say_phases(name: str, seconds: float, phases: Mapping[str, float]) -> None:
     say(f"{name} ready after {seconds:.2f} s ({parts})")
 
 
-def say_ready(listener: Listener, model: str, *, needs_key: bool, has_page: bool) -> None:
+def say_ready(listener: Listener, model: str, *, generates: bool, needs_key: bool, has_page: bool) -> None:
     """The server serves; how to try it.
 
     Args:
         listener: Where.
         model: Its first name.
+        generates: It gives text, not embeddings.
         needs_key: Clients must have a key.
         has_page: The live page is on.
     """
@@ -69,17 +70,20 @@ def say_ready(listener: Listener, model: str, *, needs_key: bool, has_page: bool
     if _is_json():
         say(f"ready, serving {model} on {where(listener)}")
         return
-    body = json.dumps({"model": model, "prompt": "Once upon a time", "max_tokens": 32})
+    path, body = "/v1/completions", {"model": model, "prompt": "Once upon a time", "max_tokens": 32}
+    if not generates:
+        path, body = "/v1/embeddings", {"model": model, "input": "Once upon a time"}
     tries = []
     if listener.uds is None:
-        tries.append(f"  rustvllm chat --url {listener.url}{' --api-key YOUR_KEY' if needs_key else ''}\n")
+        if generates:
+            tries.append(f"  rustvllm chat --url {listener.url}{' --api-key YOUR_KEY' if needs_key else ''}\n")
         if has_page:
             tries.append(f"  {listener.url}/dashboard in a browser\n")
     _print(
         f"rustvllm: ready, serving {model} on {where(listener)}\n"
         f"Try it:\n{''.join(tries)}"
-        f"  curl {listener.curl_target()}/v1/completions -H 'Content-Type: application/json'{key} "
-        f"-d {shlex.quote(body)}",
+        f"  curl {listener.curl_target()}{path} -H 'Content-Type: application/json'{key} "
+        f"-d {shlex.quote(json.dumps(body))}",
         sys.stdout,
     )
 

@@ -252,9 +252,14 @@ class Launcher:
             for line in describe_engine(config, ready["num_blocks"]):
                 logger.info("%s", line)
         if self._listener is not None:
-            model = self._apis[min(self._apis)].ready["model"]
-            settings = self._settings
-            console.say_ready(self._listener, model, needs_key=bool(settings.api_keys), has_page=settings.has_dashboard)
+            served, settings = self._apis[min(self._apis)].ready, self._settings
+            console.say_ready(
+                self._listener,
+                served["model"],
+                generates=served["generates"],
+                needs_key=bool(settings.api_keys),
+                has_page=settings.has_dashboard,
+            )
         else:
             addresses = " ".join(str(self._addresses[rank]) for rank in sorted(self._engines))
             console.say(f"ready, front ends connect with: rustvllm serve --engine-address {addresses}")

@@ -133,8 +133,13 @@ def _serve_in_this_process(
     from rustvllm.server.api_server import ApiServer
 
     def on_ready(state: "ServerState") -> None:
-        needs_key, has_page = bool(settings.api_keys), settings.has_dashboard
-        console.say_ready(listener, state.model.names[0], needs_key=needs_key, has_page=has_page)
+        console.say_ready(
+            listener,
+            state.model.names[0],
+            generates=state.model.generates,
+            needs_key=bool(settings.api_keys),
+            has_page=settings.has_dashboard,
+        )
 
     return ApiServer(
         settings,
