@@ -85,14 +85,26 @@ impl EngineRouter {
 
     /// Replace the engine of `rank` by a restarted one. Unfinished requests of the old one end.
     ///
+    /// `first_query`, a kind and a payload, is asked of the new engine and answered before it gets a request from here.
+    ///
     /// # Errors
-    /// There is no connection, or the engine's facts differ from the others'. Nothing has changed then.
-    pub fn reconnect(&self, rank: usize, endpoint: Endpoint, timeout: Duration) -> Result<(), ClientError> {
+    /// There is no connection, the engine's facts differ from the others', or it does not answer the query within
+    /// `timeout`. Nothing has changed then.
+    pub fn reconnect(
+        &self,
+        rank: usize,
+        endpoint: Endpoint,
+        timeout: Duration,
+        first_query: Option<(&str, &[u8])>,
+    ) -> Result<(), ClientError> {
         self.engine(rank)?;
         let options = ClientOptions { connect_timeout: timeout, ..self.options };
         let engine =
             EngineClient::connect_into(endpoint, options, self.delivery.clone(), Some(self.client_index()))?;
         check_alike(rank, engine.facts(), &self.facts)?;
+        if let Some((kind, payload)) = first_query {
+            engine.query(kind, payload, timeout)?;
+        }
         if let Some(mut placement) = self.placement() {
             placement.forget_prefixes(rank);
         }

@@ -86,7 +86,7 @@ fn an_engine_that_is_abandoned_ends_its_requests_alone() {
     assert_eq!(collect(&router, 8 - died).len(), 20 * (8 - died));
     assert!(router.abandon(2, "").is_err());
     // Another, or the same one when it goes on, may come in its place.
-    router.reconnect(0, Endpoint::Unix(engines[0].path.clone()), PATIENCE).expect("connected");
+    router.reconnect(0, Endpoint::Unix(engines[0].path.clone()), PATIENCE, None).expect("connected");
     assert!(router.engine(0).expect("a rank").is_alive());
     wait_until_empty(&engines);
 }
@@ -263,7 +263,7 @@ fn a_restarted_engine_takes_the_place_of_the_dead_one() {
     let counts = wait_for_requests(&engines, 6);
     engines[0].server.fail("gone");
     let dead = collect(&router, counts[0] as usize);
-    router.reconnect(0, Endpoint::Unix(fresh.path.clone()), PATIENCE).expect("connected");
+    router.reconnect(0, Endpoint::Unix(fresh.path.clone()), PATIENCE, None).expect("connected");
     engines[0] = fresh;
     assert!(router.engine(0).expect("a rank").is_alive());
     let later: Vec<_> = (100..120).map(|number| unlike(&router, number, 30)).collect();
@@ -290,7 +290,7 @@ fn an_engine_that_is_replaced_alive_ends_what_it_had() {
     add(&router, &request);
     wait_for_requests(&engines, 1);
     let fresh = Engine::start();
-    router.reconnect(0, Endpoint::Unix(fresh.path.clone()), PATIENCE).expect("connected");
+    router.reconnect(0, Endpoint::Unix(fresh.path.clone()), PATIENCE, None).expect("connected");
     let outputs = collect(&router, 1);
     let Some(ClientOutput::Died { key, reason }) = outputs.last() else { panic!("an end") };
     assert_eq!((*key, &**reason), (request.key, "the engine was replaced by another"));
@@ -299,6 +299,22 @@ fn an_engine_that_is_replaced_alive_ends_what_it_had() {
     let request = unlike(&router, 2, 5);
     add(&router, &request);
     assert_eq!(tokens_of(&collect(&router, 1), request.key).len(), 5);
+}
+
+#[test]
+fn an_engine_that_does_not_answer_the_first_query_is_not_taken() {
+    let engines = engines(1);
+    let router = router(&engines);
+    let (fresh, soon) = (Engine::start(), Duration::from_millis(50));
+    let endpoint = || Endpoint::Unix(fresh.path.clone());
+    // Nothing answers queries in these engines.
+    let error = router.reconnect(0, endpoint(), soon, Some(("kind", b""))).expect_err("no answer");
+    assert!(matches!(error, ClientError::QueryTimeout { .. }), "{error}");
+    let request = unlike(&router, 1, 5);
+    add(&router, &request);
+    assert_eq!(tokens_of(&collect(&router, 1), request.key).len(), 5, "by the engine that was there");
+    engines[0].wait_until_empty();
+    router.reconnect(0, endpoint(), PATIENCE, None).expect("connected");
 }
 
 #[test]
@@ -314,8 +330,11 @@ fn engines_that_do_not_fit_are_not_put_together() {
     let none = EngineRouter::connect(Vec::new(), ClientOptions::default()).expect_err("no engine");
     assert_eq!(none.to_string(), "a client needs at least one engine to connect to");
     let router = EngineRouter::connect(vec![endpoint(0)], ClientOptions::default()).expect("a client");
-    assert!(matches!(router.reconnect(0, endpoint(1), PATIENCE), Err(ClientError::NotAlike { rank: 0, .. })));
-    let error = router.reconnect(3, endpoint(0), PATIENCE).expect_err("no such rank");
+    assert!(matches!(
+        router.reconnect(0, endpoint(1), PATIENCE, None),
+        Err(ClientError::NotAlike { rank: 0, .. })
+    ));
+    let error = router.reconnect(3, endpoint(0), PATIENCE, None).expect_err("no such rank");
     assert_eq!(error.to_string(), "there is no engine of rank 3; this client has 1, counted from 0");
     assert!(router.is_alive(), "nothing has changed");
 }

@@ -182,11 +182,18 @@ class EngineClient(_TakesRequests):
         heartbeat_interval: float = 0.2,
     ) -> EngineClient:
         """Several engines, as (host, port) in the order of their ranks, with one secret."""
-    def reconnect(self, rank: int, path: str | PathLike[str] | tuple[str, int], timeout: float = 5.0) -> None:
+    def reconnect(
+        self,
+        rank: int,
+        path: str | PathLike[str] | tuple[str, int],
+        timeout: float = 5.0,
+        first_query: tuple[str, bytes] | None = None,
+    ) -> None:
         """Put a restarted engine into the place of ``rank``; ``path`` is its socket, or (host, port).
 
-        Blocks up to ``timeout`` seconds, without the interpreter. What the one before it had ends with
-        ``engine_dead``, if it has not yet. Raises as ``connect``, and IndexError for a rank that does not exist;
+        ``first_query``, a kind and a payload as of ``query``, is answered before the engine gets a request from here.
+        Blocks up to ``timeout`` seconds for the connection and as long for that answer, without the interpreter. What
+        the one before it had ends with ``engine_dead``, if it has not yet. Raises as ``connect`` and ``query``;
         nothing has changed then.
         """
     def abandon(self, rank: int, reason: str) -> None:

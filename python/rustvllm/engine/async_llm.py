@@ -22,6 +22,7 @@ from rustvllm.engine.core_client.thread import ThreadClient
 from rustvllm.engine.front_tracer import make_front_tracer
 from rustvllm.engine.input_processor import InputProcessor
 from rustvllm.engine.loop_calls import call_if_alive, call_in_loop, remove_reader_soon
+from rustvllm.engine.pausing import PauseOrders
 from rustvllm.engine.request.core_request import EngineCoreRequest, arrival_ns_of
 from rustvllm.engine.request.prompts import PromptType, with_tokenization
 from rustvllm.engine.request.state import EventSink, RequestState
@@ -147,6 +148,7 @@ class AsyncLLM(AsyncState, AdapterMethods):
         interval = config.scheduler.stream_interval
         self._requests = RequestTable(self._client, core_tokenizer, self.tracer, stream_interval=interval)
         self._adapters = AsyncAdapters(self.config, self._requests.adapters_in_use)
+        self._pauses = PauseOrders()
         if is_own:
             for line in self.describe():
                 logger.info("%s", line)
@@ -405,7 +407,7 @@ class AsyncLLM(AsyncState, AdapterMethods):
             raise EngineDeadError("this engine cannot be started again; make a new AsyncLLM")
         client = self._client
         with self._adapters.restoring(rank):
-            client.reconnect(rank, timeout)
+            self._pauses.reconnect(client, rank, timeout)
             self._adapters.restore(rank, lambda kind, payload: client.query(rank, kind, payload, LOAD_SECONDS))
 
     def leave_silent_engines(self) -> None:

@@ -45,6 +45,7 @@ class AsyncState:
     _requests: RequestTable
     _reporter: StatReporter | None
     _broken: EngineDeadError | None
+    _pauses: pausing.PauseOrders
 
     @property
     def model_config(self) -> ModelConfig:
@@ -171,7 +172,7 @@ class AsyncState:
         return describe_engine(self.config, self._client.num_blocks)
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:  # noqa: ARG002 -- vLLM's signature
-        """Forget what the prefix cache of every engine holds.
+        """Forget what the prefix cache of every engine that lives holds.
 
         Args:
             reset_running_requests: Take the blocks of running requests, too; these are computed again.
@@ -183,16 +184,12 @@ class AsyncState:
         Raises:
             InvalidRequestError: ``reset_running_requests`` is not True or False.
             QueryTimeoutError: An engine was in one step for half a minute.
-            EngineDeadError: An engine has died or was shut down.
+            EngineDeadError: Every engine has died or was shut down.
         """
         check_bool("reset_running_requests", reset_running_requests)
-        self.check_health()
         payload = json.dumps({"reset_running_requests": reset_running_requests}).encode()
-        answers = [
-            await self.query(RESET_PREFIX_CACHE, payload, rank=rank, seconds=_RESET_SECONDS)
-            for rank in range(len(self.health()))
-        ]
-        return all(json.loads(answer)["is_reset"] for answer in answers)
+        answers = await self._ask_living(RESET_PREFIX_CACHE, payload)
+        return all(answer["is_reset"] for answer in answers.values())
 
     async def reset_mm_cache(self) -> None:
         """Do nothing: prompts are text, so no cache of images, audio or video exists."""
@@ -208,7 +205,8 @@ class AsyncState:
         """Pause every engine until :meth:`resume_generation`: requests that come meanwhile wait.
 
         They count towards the limits of the queue, and ``queue_timeout`` ends them as ever. Returns when nothing runs
-        any more. If this is cancelled, the pause remains.
+        any more. If this is cancelled, the pause remains. Of several engines one that is dead is passed over; the
+        engine that is started in its place is paused from its start.
 
         Args:
             mode: What becomes of the requests in flight, those of other front ends included. ``abort`` ends them, with
@@ -219,7 +217,7 @@ class AsyncState:
         Raises:
             InvalidRequestError: An argument is wrong.
             QueryTimeoutError: An engine was in one step for half a minute.
-            EngineDeadError: An engine has died or was shut down.
+            EngineDeadError: Every engine has died or was shut down.
         """
         pausing.check_mode(mode)
         check_bool("clear_cache", clear_cache)
@@ -235,19 +233,41 @@ class AsyncState:
 
         Raises:
             QueryTimeoutError: An engine was in one step for half a minute.
-            EngineDeadError: An engine has died or was shut down.
+            EngineDeadError: Every engine has died or was shut down.
         """
         await self._ask_pauses(pausing.RESUME)
 
     async def is_paused(self) -> bool:
-        """Whether every engine is paused; errors as for :meth:`resume_generation`."""
+        """Whether every engine that lives is paused; errors as for :meth:`resume_generation`."""
         return all(state["is_paused"] for state in await self._ask_pauses(pausing.PAUSE_STATE))
 
     async def _ask_pauses(self, kind: str, payload: bytes = b"") -> list[dict[str, bool]]:
+        """Ask every engine that lives. What the others miss, those that are started in their places are asked."""
+        answers = await self._ask_living(kind, payload)
+        if kind != pausing.PAUSE_STATE:
+            for rank in set(range(len(self.health()))).difference(answers):
+                self._pauses.miss(rank, (kind, payload))
+            await self.current_stats()  # from now on it is known of an engine that dies
+        return list(answers.values())
+
+    async def _ask_living(self, kind: str, payload: bytes) -> dict[int, Any]:
+        """The JSON answer of each engine that lives, by rank.
+
+        Raises:
+            QueryError: One that lives does not answer.
+            EngineDeadError: None lives.
+        """
         self.check_health()
         ranks = range(len(self.health()))
         asked = (self.query(kind, payload, rank=rank, seconds=_RESET_SECONDS) for rank in ranks)
-        return [json.loads(answer) for answer in await asyncio.gather(*asked)]
+        answers = {}
+        for rank, answer in enumerate(await asyncio.gather(*asked, return_exceptions=True)):
+            if isinstance(answer, bytes):
+                answers[rank] = json.loads(answer)
+            elif not isinstance(answer, EngineDeadError):
+                raise answer
+        self.check_health()  # the last one may have died meanwhile
+        return answers
 
     async def is_tracing_enabled(self) -> bool:
         """Whether spans of requests go to an endpoint of OpenTelemetry."""

@@ -119,8 +119,17 @@ impl PyEngineClient {
     }
 
     /// Put a restarted engine into the place of `rank`; `path` is a socket, or (host, port).
-    #[pyo3(signature = (rank, path, timeout=5.0))]
-    fn reconnect(&self, py: Python<'_>, rank: usize, path: Place, timeout: f64) -> PyResult<()> {
+    ///
+    /// `first_query`, a kind and a payload, is answered before the engine gets a request from here.
+    #[pyo3(signature = (rank, path, timeout=5.0, first_query=None))]
+    fn reconnect(
+        &self,
+        py: Python<'_>,
+        rank: usize,
+        path: Place,
+        timeout: f64,
+        first_query: Option<(String, Vec<u8>)>,
+    ) -> PyResult<()> {
         let timeout = seconds("timeout", timeout)?;
         py.detach(|| {
             let endpoint = match path {
@@ -130,7 +139,8 @@ impl PyEngineClient {
                     tcp(&host, port, secret.map_err(|error| endpoint_error(&error))?)?
                 }
             };
-            self.inner.reconnect(rank, endpoint, timeout).map_err(|error| client_error(&error))
+            let first_query = first_query.as_ref().map(|(kind, payload)| (kind.as_str(), payload.as_slice()));
+            self.inner.reconnect(rank, endpoint, timeout, first_query).map_err(|error| client_error(&error))
         })
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig
-from rustvllm.exceptions import ConfigError, EngineDeadError
+from rustvllm.exceptions import ConfigError, EngineDeadError, QueryError
 from rustvllm.logger import init_logger
 from rustvllm.process.address import EngineAddress
 from rustvllm.process.config_json import load_config
@@ -100,16 +100,25 @@ class RemoteClient:
         hosts = [(address.host, address.port) for address in self._addresses]
         return _core.EngineClient.connect_tcp(hosts, secret=self._secret, timeout=self._timeout)
 
-    def reconnect(self, rank: int, timeout: float) -> None:
+    def was_paused(self, rank: int) -> bool:
+        """Whether an engine, which may be dead by now, was paused at its last heartbeat."""
+        return bool(self.handle.engine_stats(rank)["is_paused"])
+
+    def reconnect(self, rank: int, timeout: float, first_query: tuple[str, bytes] | None = None) -> None:
         """Connect to the engine that was started in a dead one's place.
 
+        Args:
+            rank: Whose place.
+            timeout: Seconds to wait for it, and for its answer.
+            first_query: Kind and payload of what it is asked before it gets requests; see :meth:`query`.
+
         Raises:
-            EngineDeadError: There is none within ``timeout`` seconds.
+            EngineDeadError: There is none within ``timeout`` seconds, or it does not answer.
         """
         address = self._addresses[rank]
         try:
-            self.handle.reconnect(rank, address.path or (address.host, address.port), timeout)
-        except (OSError, ValueError) as error:
+            self.handle.reconnect(rank, address.path or (address.host, address.port), timeout, first_query)
+        except (OSError, ValueError, QueryError) as error:
             raise EngineDeadError(f"no engine {rank} on {address}: {error}") from error
 
     def leave_silent(self) -> None:
