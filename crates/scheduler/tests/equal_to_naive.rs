@@ -5,6 +5,7 @@
 //! `RUSTVLLM_TEST_FIRST_SEED` begins elsewhere.
 
 mod common;
+mod interventions;
 mod naive;
 
 use std::{
@@ -15,8 +16,8 @@ use std::{
 use common::{Coverage, Random, mix, scheduler, setting};
 use naive::{NaiveConfig, NaiveRequest, NaiveScheduler, NaiveStep, Status};
 use scheduler::{
-    ExtraKeys, NewRequest, Payer, PreemptionMode, RequestKey, SamplingParams, Scheduler, SchedulerConfig,
-    SchedulerOutput, SchedulingPolicy, StepRows, TokenRows, egress::Consumer, monotonic_ns,
+    ExtraKeys, NewRequest, PauseState, Payer, PreemptionMode, RequestKey, SamplingParams, Scheduler,
+    SchedulerConfig, SchedulerOutput, SchedulingPolicy, StepRows, TokenRows, egress::Consumer, monotonic_ns,
 };
 
 struct World {
@@ -37,6 +38,8 @@ struct World {
     /// Likewise: who pays; and who is held back, and whose token is called off.
     money: Random,
     patience: Random,
+    /// Likewise: who may run.
+    pauses: Random,
     ids: Vec<String>,
     coverage: Coverage,
 }
@@ -140,6 +143,7 @@ impl World {
             time,
             money: Random(mix(seed ^ 0xFA18)),
             patience: Random(mix(seed ^ 0x4E1D)),
+            pauses: Random(mix(seed ^ 0x9A05E)),
             ids: Vec::new(),
             coverage: Coverage::default(),
         }
@@ -233,59 +237,6 @@ impl World {
         }
     }
 
-    /// Who was handed in up to some moment and waits for its first step has waited too long.
-    fn let_time_pass(&mut self) {
-        if self.config.queue_timeout.is_zero() || !self.time.chance(2) || self.handed_in.is_empty() {
-            return;
-        }
-        let newest = self.handed_in.len() as u32 - 1;
-        let last = self.time.between(newest.saturating_sub(8), newest) as usize;
-        let (due, moment) = (&self.handed_in[..=last], self.handed_in[last].1);
-        let num_ended = self.real.end_overdue_by(moment + self.config.queue_timeout.as_nanos() as u64);
-        let expected = self.naive.end_overdue(|id| due.iter().any(|(other, _)| other == id));
-        assert_eq!(num_ended, expected, "who waited too long");
-        self.coverage.count("waited too long", num_ended);
-        self.check_state();
-    }
-
-    /// Hold one back, or let one go on.
-    fn hold(&mut self) {
-        if self.ids.is_empty() || !self.patience.chance(4) {
-            return;
-        }
-        let id = self.ids[self.patience.next() as usize % self.ids.len()].clone();
-        self.force(&id, None);
-        let is_held = self.patience.chance(50);
-        self.real.hold_back(self.keys[&id], is_held);
-        self.naive.hold(&id, is_held);
-        self.coverage.count("held back", usize::from(self.naive.by_id(&id).is_some_and(|one| one.is_held)));
-    }
-
-    /// Call off some tokens of the step that was planned last.
-    fn withhold(&mut self, output: &SchedulerOutput, step: &NaiveStep) {
-        for id in &step.sampled {
-            match self.patience.between(0, 19) {
-                0 => self.force(id, Some(output)),
-                1 => {
-                    let is_withheld = self.real.withhold_sample(output, self.keys[id]);
-                    assert_eq!(is_withheld, self.naive.withhold(id), "request {id}: withheld");
-                    self.coverage.count("withheld", usize::from(is_withheld));
-                }
-                _ => {}
-            }
-        }
-        self.check_state();
-    }
-
-    /// Some tokens are known that no step gives.
-    fn force(&mut self, id: &str, planned: Option<&SchedulerOutput>) {
-        let bits = self.patience.next();
-        let tokens: Vec<i32> = (0..bits >> 8 & 7).map(|bit| (bits >> bit & 1) as i32).collect();
-        let num_forced = self.real.force_tokens(planned, self.keys[id], &tokens);
-        assert_eq!(num_forced, self.naive.force(id, &tokens, planned.is_some()), "request {id}: forced");
-        self.coverage.count(if planned.is_some() { "forced in a step" } else { "forced" }, num_forced);
-    }
-
     fn compile_grammar(&mut self, id: &str) {
         self.real.handle().grammar_ready(self.keys[id]);
         self.naive.grammar_is_ready(id);
@@ -315,6 +266,8 @@ impl World {
         self.check_state();
         self.withhold(&output, step);
         self.coverage.count("steps", 1);
+        let is_paused = self.real.pause_state() == PauseState::PausedNew;
+        self.coverage.count("steps while new requests wait", usize::from(is_paused));
         self.coverage.count("steps behind others", usize::from(!self.in_flight.is_empty()));
         self.in_flight.push_back((output, expected.expect("looked at above")));
         true
@@ -426,6 +379,7 @@ impl World {
         assert_eq!(real.running_request_ids(), naive.running_ids(), "the running list");
         assert_eq!(real.waiting_request_ids(), naive.waiting_ids(), "the queue");
         assert_eq!(real.leaving_request_ids(), naive.leaving_ids(), "on the way out");
+        assert_eq!(real.is_at_rest(), naive.is_at_rest(), "at rest");
         let num_leaving = naive.leaving_ids().len();
         let num_grammars =
             naive.requests.values().filter(|request| request.status == Status::WaitingForGrammar).count();
@@ -516,9 +470,11 @@ impl World {
         }
         self.let_time_pass();
         self.hold();
+        self.pause();
     }
 
     fn finish(&mut self) {
+        self.set_pause_state(PauseState::Unpaused);
         let mut rounds = 0;
         while self.real.has_unfinished_requests() || !self.in_flight.is_empty() {
             for id in self.ids.clone() {
@@ -577,6 +533,9 @@ fn every_step_equals_the_naive_one() {
         ("exhausted pools", 1_000),
         ("finished", 3_000),
         ("aborts", 200),
+        ("pauses", 300),
+        ("steps while new requests wait", 300),
+        ("aborted by pauses", 50),
         ("failed steps", 50),
         ("resets", 50),
         ("steps behind others", 2_000),

@@ -66,6 +66,46 @@ fn samples_that_fork_a_request_in_flight_run_with_it() {
 }
 
 #[test]
+fn all_samples_of_a_request_in_flight_run_also_when_there_is_no_room_for_them_at_first() {
+    // With one token there is nothing to share, so the second does not wait for the first: it has no place.
+    for num_prompt in [40, 1] {
+        let mut scheduler =
+            scheduler(&SchedulerConfig { max_num_seqs: 1, ..SchedulerConfig::new(64, 256) }, 2);
+        let first = request(&scheduler, "0", vec![1; num_prompt], 2);
+        let mut second = request(&scheduler, "1", vec![1; num_prompt], 2);
+        second.fork_from = Some(first.key);
+        scheduler.handle().add_requests(vec![first, second]).expect("requests that fit");
+        assert_eq!(step(&mut scheduler), ["0"]);
+        scheduler.set_pause_state(PauseState::PausedNew);
+        add(&scheduler, "late", 3, 1);
+        let mut ran = Vec::new();
+        while !scheduler.is_at_rest() {
+            let ids = step(&mut scheduler);
+            assert!(!ids.is_empty());
+            ran.extend(ids);
+        }
+        assert_eq!(ran.last().expect("a step").as_str(), "1", "{num_prompt}: {ran:?}");
+        assert_eq!(scheduler.waiting_request_ids(), ["late"]);
+    }
+}
+
+#[test]
+fn samples_of_a_request_that_has_not_begun_wait() {
+    let mut scheduler = scheduler(&SchedulerConfig::new(64, 256), 2);
+    scheduler.set_pause_state(PauseState::PausedNew);
+    let first = request(&scheduler, "0", vec![1; 40], 2);
+    let mut second = request(&scheduler, "1", vec![1; 40], 2);
+    second.fork_from = Some(first.key);
+    let first_key = first.key;
+    scheduler.handle().add_requests(vec![first, second]).expect("requests that fit");
+    assert!(step(&mut scheduler).is_empty());
+    scheduler.handle().abort_key(first_key);
+    assert!(step(&mut scheduler).is_empty());
+    assert!(scheduler.is_at_rest());
+    assert_eq!(scheduler.waiting_request_ids(), ["1"]);
+}
+
+#[test]
 fn nothing_runs_while_all_is_paused_but_requests_come_and_go() {
     let config = SchedulerConfig { max_steps_in_flight: 2, ..SchedulerConfig::new(64, 256) };
     let mut scheduler = scheduler(&config, config.num_buffer_sets());

@@ -79,6 +79,16 @@ async def test_requests_that_are_waited_for_run_to_their_ends(make, toy_executor
     assert (last.outputs[0].text, last.num_cached_tokens) == ("jklm", 0)
 
 
+async def test_all_samples_of_a_request_are_waited_for(make, toy_executors):
+    engine = make(max_num_seqs=1)
+    toy_executors[0].step_seconds = 0.002
+    samples = asyncio.ensure_future(collect(engine, "a", LONG.clone(n=3, temperature=1), "samples"))
+    await until(lambda: engine.stats()["num_running"] == 1)
+    await engine.pause_generation(mode="wait")
+    assert {sample.finish_reason for sample in (await asyncio.wait_for(samples, 10))[-1].outputs} == {"length"}
+    assert is_idle(engine)
+
+
 async def test_a_pause_that_waits_ends_with_the_pause(make, toy_executors):
     engine = make()
     stream, outputs = await begin(engine, toy_executors[0])

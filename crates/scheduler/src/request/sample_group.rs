@@ -1,12 +1,12 @@
-//! `SampleGroup`: the samples of one request, as far as they are counted together.
+//! `SampleGroup`: the samples of one request, as far as they are counted, and paused, together.
 
 use std::sync::{
     Arc,
     // std's atomics also under loom: the numbers order nothing.
-    atomic::{AtomicU32, Ordering},
+    atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
-/// Samples of one request: what is counted of all of them together, when the last has ended.
+/// Samples of one request: what is counted of all of them together, when the last has ended, and whether any has begun.
 #[derive(Debug)]
 pub(crate) struct SampleGroup {
     pub(crate) num_samples: u32,
@@ -14,6 +14,7 @@ pub(crate) struct SampleGroup {
     num_left: AtomicU32,
     longest: AtomicU32,
     num_completed: AtomicU32,
+    has_begun: AtomicBool,
 }
 
 impl SampleGroup {
@@ -23,7 +24,18 @@ impl SampleGroup {
             num_left: AtomicU32::new(num_samples),
             longest: AtomicU32::new(0),
             num_completed: AtomicU32::new(0),
+            has_begun: AtomicBool::new(false),
         })
+    }
+
+    /// A sample is admitted.
+    pub(crate) fn begin(&self) {
+        self.has_begun.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a sample was admitted.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.has_begun.load(Ordering::Relaxed)
     }
 
     /// A sample has ended, completed with so many tokens or not. The longest, when it was the last and any was

@@ -245,6 +245,9 @@ impl Scheduler {
             return;
         }
         request.cold.admitted_before = true;
+        if let Some(group) = &request.cold.group {
+            group.begin();
+        }
         request.num_cached_tokens = candidate.num_hit_tokens;
         request.cold.num_prompt_tokens_skipped = candidate.num_computed_tokens;
         request.cold.first_scheduled_ns = monotonic_ns();

@@ -1,8 +1,8 @@
 //! `PauseState`: whether steps are planned at all, and for whom.
 //!
 //! A paused scheduler still takes requests in, and ends those that are aborted or have waited too long. Requests in
-//! flight are those that were admitted before, also if they were preempted since, and the samples that wait to fork one
-//! of them.
+//! flight are those that were admitted before, also if they were preempted since, and with one sample all samples of a
+//! request.
 
 use super::Scheduler;
 use crate::request::Request;
@@ -42,7 +42,7 @@ impl Scheduler {
             PauseState::PausedNew => {
                 !self.running.is_empty()
                     || !self.leaving.is_empty()
-                    || self.waiting.iter().any(|slot| self.is_in_flight(&self.requests[slot as usize]))
+                    || self.waiting.iter().any(|slot| is_in_flight(&self.requests[slot as usize]))
             }
         };
         !runs_on && self.steps.oldest().is_none()
@@ -52,7 +52,9 @@ impl Scheduler {
     pub fn abort_all(&mut self) -> usize {
         self.drain_inbox();
         let mut aborted = Vec::new();
-        for key in self.requests.keys() {
+        let mut keys = self.requests.keys();
+        keys.sort_unstable(); // so that a run can be repeated, down to the order of free blocks
+        for key in keys {
             // The beams of a search leave together.
             if let Some(slot) = self.requests.slot_of_key(key) {
                 self.abort(slot, &mut aborted);
@@ -69,11 +71,10 @@ impl Scheduler {
 
     /// Whether the pause keeps a waiting request from being admitted.
     pub(crate) fn is_kept_waiting(&self, slot: u32) -> bool {
-        self.pause_state != PauseState::Unpaused && !self.is_in_flight(&self.requests[slot as usize])
+        self.pause_state != PauseState::Unpaused && !is_in_flight(&self.requests[slot as usize])
     }
+}
 
-    fn is_in_flight(&self, request: &Request) -> bool {
-        let parent = request.cold.fork_parent.map(|parent| &self.requests[parent.slot as usize]);
-        request.cold.admitted_before || parent.is_some_and(|parent| parent.cold.admitted_before)
-    }
+fn is_in_flight(request: &Request) -> bool {
+    request.cold.admitted_before || request.cold.group.as_ref().is_some_and(|group| group.has_begun())
 }

@@ -1,6 +1,6 @@
 //! The walk over the queue: who is ready, who fits, and with which blocks it begins.
 
-use scheduler::SchedulingPolicy;
+use scheduler::{PauseState, SchedulingPolicy};
 
 use super::{Live, NaiveScheduler, Status, Step};
 
@@ -75,6 +75,9 @@ impl NaiveScheduler {
 
     fn is_ready(&mut self, arrival: u64, plan: &Step) -> bool {
         if self.requests[&arrival].status == Status::WaitingForGrammar || self.is_in_flight(arrival) {
+            return false;
+        }
+        if self.pause_state != PauseState::Unpaused && !self.requests[&arrival].was_admitted {
             return false;
         }
         match self.fork(arrival, plan) {

@@ -10,6 +10,7 @@
 //! | `running.rs` | the turns of running requests |
 //! | `admission.rs` | the walk over the queue: prefix hits, swap-in, fork |
 //! | `fair.rs` | whose turn it is under FAIR |
+//! | `intake.rs` | what is handed in, and aborted |
 //! | `held.rs` | who is held back, and whose token is withheld |
 //! | `preemption.rs` | who gives way, and how: recompute or swap |
 //! | `update.rs` | what tokens, failures and ends change |
@@ -19,6 +20,7 @@
 mod admission;
 mod fair;
 mod held;
+mod intake;
 mod pool;
 mod preemption;
 mod running;
@@ -28,7 +30,9 @@ use std::{cmp::Reverse, collections::HashMap};
 
 use fair::{Fairness, Standing};
 use pool::NaivePool;
-use scheduler::{Payer, PreemptionMode, RequestStatus, SchedulerConfig, SchedulingPolicy, StepBuffers};
+use scheduler::{
+    PauseState, Payer, PreemptionMode, RequestStatus, SchedulerConfig, SchedulingPolicy, StepBuffers,
+};
 
 /// The configuration of the real one, in the widths that are natural here.
 #[derive(Clone, Debug)]
@@ -287,6 +291,8 @@ pub struct NaiveScheduler {
     pub num_overtaken: usize,
     /// Under FAIR, admissions at a turn that another request of the tenant brought.
     pub num_turns_of_others: usize,
+    /// Who may run.
+    pub pause_state: PauseState,
     fairness: Fairness,
 }
 
@@ -315,6 +321,7 @@ impl NaiveScheduler {
             num_unasked: 0,
             num_overtaken: 0,
             num_turns_of_others: 0,
+            pause_state: PauseState::Unpaused,
             fairness: Fairness::default(),
         }
     }
@@ -336,6 +343,9 @@ impl NaiveScheduler {
     pub fn schedule(&mut self) -> Option<NaiveStep> {
         assert!(self.in_flight.len() < self.config.max_steps_in_flight, "a step must be updated first");
         self.drain_inbox();
+        if self.pause_state == PauseState::PausedAll {
+            return None;
+        }
         let mut plan = Step { number: self.last_step + 1, rows: Vec::new(), max_rows: usize::MAX };
         // What a plan that came to nothing preempted comes with this one, but no preemption of this one.
         let told_late = self.notes.preempted.len();
@@ -371,6 +381,16 @@ impl NaiveScheduler {
         self.last_step = plan.number;
         self.in_flight.push(plan);
         Some(step)
+    }
+
+    /// Whether no step runs, or will run before the pause ends.
+    pub fn is_at_rest(&self) -> bool {
+        let runs_on = match self.pause_state {
+            PauseState::Unpaused => true,
+            PauseState::PausedNew => self.requests.values().any(|request| request.was_admitted),
+            PauseState::PausedAll => false,
+        };
+        !runs_on && self.in_flight.is_empty()
     }
 
     /// Forget every cached block; `false` while one is held.
@@ -525,69 +545,5 @@ impl NaiveScheduler {
 
     fn arrival_of(&self, id: &str) -> Option<u64> {
         self.requests.values().find(|request| request.new.id == id).map(|request| request.arrival)
-    }
-
-    fn drain_inbox(&mut self) {
-        for message in std::mem::take(&mut self.inbox) {
-            match message {
-                Message::Add(new) => self.take_in(new),
-                Message::Abort(id) => {
-                    if let Some(arrival) = self.arrival_of(&id) {
-                        if self.requests[&arrival].status == Status::Running {
-                            self.register_late(arrival);
-                        }
-                        self.leave(arrival, Leave::Aborted);
-                    }
-                }
-                Message::GrammarIsReady(id) => {
-                    if let Some(arrival) = self.arrival_of(&id)
-                        && self.requests[&arrival].status == Status::WaitingForGrammar
-                    {
-                        self.request(arrival).status = Status::Waiting;
-                    }
-                }
-            }
-        }
-    }
-
-    fn take_in(&mut self, new: NaiveRequest) {
-        assert!(self.arrival_of(&new.id).is_none(), "ids of live requests differ");
-        let arrival = self.num_arrivals;
-        self.num_arrivals += 1;
-        let mut request = Live {
-            arrival,
-            status: if new.needs_grammar { Status::WaitingForGrammar } else { Status::Waiting },
-            tokens: new.prompt.clone(),
-            num_computed_tokens: 0,
-            blocks: Vec::new(),
-            num_offered_blocks: 0,
-            num_cached_tokens: 0,
-            num_preemptions: 0,
-            cpu_blocks: Vec::new(),
-            swap_out_pending: false,
-            swapped_out_in: 0,
-            admitted_in: 0,
-            resumed_in: None,
-            life: 0,
-            next_drafts: Vec::new(),
-            times_passed: 0,
-            parent: None,
-            was_admitted: false,
-            num_skipped: 0,
-            is_held: false,
-            standing: Standing::default(),
-            new,
-        };
-        let parent = request.new.fork_from.as_ref().and_then(|id| self.arrival_of(id));
-        if self.is_fair() {
-            request.standing = self.stand(&request);
-        }
-        self.requests.insert(arrival, request);
-        if self.is_fair() {
-            self.bring_turn(arrival);
-        }
-        if let Some(parent) = parent {
-            self.link(arrival, parent);
-        }
     }
 }

@@ -28,6 +28,11 @@ pub(crate) struct Coverage {
     pub(crate) forced: u64,
     pub(crate) forced_in_steps: u64,
     pub(crate) repetitions: u64,
+    pub(crate) pauses: u64,
+    pub(crate) rests: u64,
+    pub(crate) aborted_by_pauses: u64,
+    pub(crate) rows_of_pauses: u64,
+    pub(crate) samples_of_pauses: u64,
 }
 
 impl Coverage {
@@ -56,6 +61,11 @@ impl Coverage {
         self.forced += other.forced;
         self.forced_in_steps += other.forced_in_steps;
         self.repetitions += other.repetitions;
+        self.pauses += other.pauses;
+        self.rests += other.rests;
+        self.aborted_by_pauses += other.aborted_by_pauses;
+        self.rows_of_pauses += other.rows_of_pauses;
+        self.samples_of_pauses += other.samples_of_pauses;
     }
 
     /// A run that did not meet the hard cases proves nothing.
@@ -87,5 +97,10 @@ impl Coverage {
         at_least("tokens that were forced between steps", self.forced, 1_000);
         at_least("tokens that were forced in the place of others", self.forced_in_steps, 1_000);
         at_least("outputs that repeated themselves", self.repetitions, 1_000);
+        at_least("pauses", self.pauses, 3000);
+        at_least("pauses at rest", self.rests, 3000);
+        at_least("requests that pauses aborted", self.aborted_by_pauses, 500);
+        at_least("rows while new requests wait", self.rows_of_pauses, 1000);
+        at_least("first rows of samples in flight while new requests wait", self.samples_of_pauses, 20);
     }
 }

@@ -3,6 +3,7 @@
 mod coverage;
 mod draws;
 mod ledger;
+mod pauses;
 mod plan;
 mod queue;
 
@@ -12,9 +13,9 @@ use std::{
 };
 
 use scheduler::{
-    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, NewRequest, PreemptionMode, RequestError,
-    RequestKey, RequestStatus, SamplingParams, Scheduler, SchedulerConfig, SchedulerOutput, SchedulingPolicy,
-    StepRows, TokenRows, egress::Consumer,
+    AddRequestError, EngineCoreOutput, ExtraKeys, FinishReason, NewRequest, PauseState, PreemptionMode,
+    RequestError, RequestKey, RequestStatus, SamplingParams, Scheduler, SchedulerConfig, SchedulerOutput,
+    SchedulingPolicy, StepRows, TokenRows, egress::Consumer,
 };
 
 use crate::common::{
@@ -25,6 +26,7 @@ use crate::common::{
 pub(crate) use coverage::Coverage;
 use draws::{drafter_of, payer_of, predicted, repetition_of};
 use ledger::Ledger;
+use pauses::Pauses;
 use queue::Queue;
 
 const VOCABULARY: u64 = 2;
@@ -70,6 +72,7 @@ pub(crate) struct World {
     /// Its own random numbers: who is held back, and whose token is called off.
     patience: Random,
     held: HashSet<String>,
+    pauses: Pauses,
     ledger: Ledger,
     coverage: Coverage,
     seed: u64,
@@ -154,6 +157,7 @@ impl World {
             queue,
             patience: Random(common::mix(seed ^ 0x4E1D)),
             held: HashSet::new(),
+            pauses: Pauses::new(seed),
             ledger: Ledger::default(),
             coverage: Coverage::default(),
             seed,
@@ -182,6 +186,7 @@ impl World {
         }
         self.let_time_pass();
         self.hold();
+        self.pause();
         self.scheduler.check_invariants();
     }
 
@@ -239,6 +244,7 @@ impl World {
                 self.num_added += 1;
                 requests.push(child);
             }
+            self.note_samples(&requests);
         }
         self.hand_in(&requests);
     }
@@ -388,34 +394,6 @@ impl World {
         true
     }
 
-    /// Nothing can run: nothing is in flight, and all wait for something from outside.
-    fn check_idle(&self) {
-        if !self.flights.is_empty() {
-            return;
-        }
-        let running = self.scheduler.running_request_ids();
-        assert!(
-            running.iter().all(|id| self.held.contains(id)),
-            "running requests that are not held back always have something to run"
-        );
-        if !running.is_empty() {
-            return;
-        }
-        assert!(
-            self.scheduler.leaving_request_ids().is_empty(),
-            "who leaves waits for steps in flight alone"
-        );
-        let ids = self.scheduler.waiting_request_ids();
-        let waits_for_grammar = |id: &String| {
-            let state = self.scheduler.request_state(id);
-            state.is_some_and(|state| state.status == RequestStatus::WaitingForGrammar)
-        };
-        assert!(
-            ids.is_empty() || ids.iter().any(waits_for_grammar),
-            "an idle scheduler has no request to run"
-        );
-    }
-
     /// Some drafts were not made after all.
     fn truncate(&mut self, output: &SchedulerOutput) -> SchedulerOutput {
         let num_kept: Vec<u32> = (0..output.num_reqs).map(|_| self.random.between(0, 2)).collect();
@@ -556,6 +534,7 @@ impl World {
     /// Let everything that is on its way end, and look at what is left.
     pub(crate) fn finish(mut self) -> Coverage {
         let mut rounds = 0;
+        self.scheduler.set_pause_state(PauseState::Unpaused);
         while self.scheduler.has_unfinished_requests() || !self.flights.is_empty() {
             self.settle_grammars(100);
             self.release();

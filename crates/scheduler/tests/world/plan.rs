@@ -2,11 +2,40 @@
 
 use std::collections::HashSet;
 
-use scheduler::SchedulerOutput;
+use scheduler::{PauseState, RequestStatus, SchedulerOutput};
 
 use super::World;
 
 impl World {
+    /// Nothing can run: nothing is in flight, and all wait for something from outside.
+    pub(super) fn check_idle(&self) {
+        if !self.flights.is_empty() || self.scheduler.pause_state() == PauseState::PausedAll {
+            return;
+        }
+        let running = self.scheduler.running_request_ids();
+        assert!(
+            running.iter().all(|id| self.held.contains(id)),
+            "running requests that are not held back always have something to run"
+        );
+        if !running.is_empty() {
+            return;
+        }
+        assert!(
+            self.scheduler.leaving_request_ids().is_empty(),
+            "who leaves waits for steps in flight alone"
+        );
+        let ids = self.scheduler.waiting_request_ids();
+        let waits_for_grammar = |id: &String| {
+            let state = self.scheduler.request_state(id);
+            state.is_some_and(|state| state.status == RequestStatus::WaitingForGrammar)
+        };
+        let may_rest = self.scheduler.is_at_rest(); // who waits, waits for the end of the pause
+        assert!(
+            ids.is_empty() || may_rest || ids.iter().any(waits_for_grammar),
+            "an idle scheduler has no request to run"
+        );
+    }
+
     /// How often a request gave up its blocks.
     pub(super) fn num_gave_way(&self) -> u64 {
         let stats = self.scheduler.handle().stats();
@@ -27,6 +56,7 @@ impl World {
             assert!(row.num_scheduled_tokens >= 1 && ids.insert(row.request_id.clone()), "each request once");
             assert!(row.spec_token_ids.len() <= self.config.num_speculative_tokens as usize);
             assert!(row.num_computed_tokens + row.num_scheduled_tokens <= self.config.max_model_len);
+            self.check_admission(&row.request_id);
             if self.seen.insert(row.request_id.clone()) && self.plain.contains(&row.request_id) {
                 self.first_scheduled.push(row.request_id.parse().expect("a number"));
             }
