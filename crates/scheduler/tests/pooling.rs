@@ -3,13 +3,17 @@
 
 mod common;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
-use common::{Random, request, scheduler};
+use common::{
+    Random,
+    hard_run::{HardRun, MAX_MODEL_LEN, run_hard},
+    request, scheduler,
+};
 use scheduler::{
     AddRequestError, EngineCoreOutput, FinishReason, NewRequest, POOLED, PooledRows, PreemptionMode,
-    RequestKey, Scheduler, SchedulerConfig, SchedulerError, SchedulerOutput, SchedulingPolicy, StepRows,
-    TokenRows, egress::Consumer,
+    RequestKey, Scheduler, SchedulerConfig, SchedulerError, SchedulerOutput, StepRows, TokenRows,
+    egress::Consumer,
 };
 
 const WIDTH: usize = 2;
@@ -58,7 +62,28 @@ struct Reader {
     num_aborted: usize,
 }
 
-impl Reader {
+impl HardRun for Reader {
+    type Said = Vec<f32>;
+
+    fn num_requests(&self) -> usize {
+        self.prompts.len()
+    }
+
+    fn request(&mut self, scheduler: &Scheduler, random: &mut Random) -> NewRequest {
+        let mut new = pooled_request(scheduler, random.between(1, MAX_MODEL_LEN));
+        new.priority = random.between(0, 3) as i32;
+        self.prompts.insert(new.key, new.prompt_token_ids.clone());
+        new
+    }
+
+    fn said_by(&self, scheduler: &Scheduler, output: &SchedulerOutput) -> Vec<f32> {
+        vectors(scheduler, output)
+    }
+
+    fn update(&self, scheduler: &mut Scheduler, output: &SchedulerOutput, values: &Vec<f32>) {
+        update(scheduler, output, values);
+    }
+
     fn read(&mut self, consumer: &mut Consumer) {
         consumer.look();
         consumer.take_pooled(|vector| {
@@ -80,80 +105,19 @@ impl Reader {
     }
 }
 
-/// Chunks of any size, preemption by either way, aborts, overlapping steps, and a reader that is late.
-fn run(seed: u64, max_steps_in_flight: u32, preemption_mode: PreemptionMode) -> u64 {
-    let config = SchedulerConfig {
-        max_num_seqs: 5,
-        max_num_batched_tokens: 9,
-        max_steps_in_flight,
-        preemption_mode,
-        num_cpu_blocks: if preemption_mode == PreemptionMode::Swap { 6 } else { 0 },
-        block_size: 4,
-        scheduling_policy: if seed.is_multiple_of(2) {
-            SchedulingPolicy::Fcfs
-        } else {
-            SchedulingPolicy::Priority
-        },
-        // Several prompts are computed in one step, so that a later one takes blocks from an earlier one's.
-        long_prefill_token_threshold: 3,
-        preemption_immunity_steps: 1,
-        ..SchedulerConfig::new(12, 40)
-    };
-    let mut scheduler = scheduler(&config, config.num_buffer_sets());
-    let mut consumer = scheduler.take_consumer().expect("the first to ask");
-    let mut random = Random(seed);
-    let (mut reader, mut in_flight) = (Reader::default(), VecDeque::new());
-    for _ in 0..900 {
-        if reader.prompts.len() < 70 && random.chance(25) {
-            let mut new = pooled_request(&scheduler, random.between(1, 40));
-            new.priority = random.between(0, 3) as i32;
-            reader.prompts.insert(new.key, new.prompt_token_ids.clone());
-            scheduler.handle().add_request(new).expect("it fits");
-        }
-        if random.chance(3) {
-            scheduler.handle().abort_key(RequestKey(u64::from(random.between(1, 70))));
-        }
-        if in_flight.len() < max_steps_in_flight as usize
-            && let Some(output) = scheduler.schedule().expect("a free set")
-        {
-            let values = vectors(&scheduler, &output);
-            in_flight.push_back((output, values));
-        }
-        if (in_flight.len() == max_steps_in_flight as usize || random.chance(50))
-            && let Some((output, values)) = in_flight.pop_front()
-        {
-            update(&mut scheduler, &output, &values);
-        }
-        if random.chance(20) {
-            reader.read(&mut consumer);
-        }
-    }
-    loop {
-        if let Some((output, values)) = in_flight.pop_front() {
-            update(&mut scheduler, &output, &values);
-        } else if let Some(output) = scheduler.schedule().expect("a free set") {
-            let values = vectors(&scheduler, &output);
-            in_flight.push_back((output, values));
-        } else {
-            break;
-        }
-        reader.read(&mut consumer);
-    }
-    reader.read(&mut consumer);
-    assert_eq!(reader.num_pooled + reader.num_aborted, reader.prompts.len(), "every request ends");
-    assert!(reader.num_pooled > 20, "{} were pooled", reader.num_pooled);
-    let stats = scheduler.handle().stats();
-    assert_eq!(stats.num_generation_tokens, 0);
-    stats.num_preemptions
-}
-
 #[test]
 fn each_request_ends_with_its_own_vector() {
     let mut num_preemptions = 0;
     for seed in 0..15 {
         for max_steps_in_flight in [1, 2] {
             for mode in [PreemptionMode::Recompute, PreemptionMode::Swap] {
-                num_preemptions += run(seed, max_steps_in_flight, mode);
+                let mut reader = Reader::default();
+                let stats = run_hard(&mut reader, seed, max_steps_in_flight, mode);
+                let num_requests = reader.prompts.len();
+                assert_eq!(reader.num_pooled + reader.num_aborted, num_requests, "every request ends");
+                assert!(reader.num_pooled > 20, "{} were pooled", reader.num_pooled);
+                assert_eq!(stats.num_generation_tokens, 0);
+                num_preemptions += stats.num_preemptions;
             }
         }
     }

@@ -3,15 +3,16 @@
 
 mod common;
 
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
-use common::{Random, request, scheduler};
+use common::{
+    Random,
+    hard_run::{HardRun, run_hard},
+    request, scheduler,
+};
 use scheduler::{
-    EngineCoreOutput, PreemptionMode, PromptLogprobRows, PromptTokens, RequestKey, SamplingExtras, Scheduler,
-    SchedulerConfig, SchedulerError, SchedulerOutput, SchedulingPolicy, StepRows, TokenRows,
+    EngineCoreOutput, NewRequest, PreemptionMode, PromptLogprobRows, PromptTokens, RequestKey,
+    SamplingExtras, Scheduler, SchedulerConfig, SchedulerError, SchedulerOutput, StepRows, TokenRows,
     egress::Consumer,
 };
 
@@ -51,7 +52,38 @@ struct Reader {
     num_aborted: usize,
 }
 
-impl Reader {
+impl HardRun for Reader {
+    type Said = Said;
+
+    fn num_requests(&self) -> usize {
+        self.prompts.len()
+    }
+
+    fn request(&mut self, scheduler: &Scheduler, random: &mut Random) -> NewRequest {
+        let mut new = request(scheduler, "", vec![1], random.between(0, 12));
+        new.request_id = new.key.0.to_string().into();
+        // Many prompts have the same beginning, and some fork.
+        let like = if random.chance(30) { RequestKey(1) } else { new.key };
+        new.prompt_token_ids = prompt_of(like, random.between(1, 28));
+        new.params.num_prompt_logprobs = wanted(new.key);
+        new.params.extras = named(new.key, new.prompt_token_ids.len());
+        if new.params.extras.is_some() {
+            self.starts.insert(new.key, first_judge(new.key));
+        }
+        new.priority = random.between(0, 3) as i32;
+        new.fork_from = random.chance(20).then_some(RequestKey(new.key.0.saturating_sub(1)));
+        self.prompts.insert(new.key, new.prompt_token_ids.clone());
+        new
+    }
+
+    fn said_by(&self, scheduler: &Scheduler, output: &SchedulerOutput) -> Said {
+        said_by(scheduler, output)
+    }
+
+    fn update(&self, scheduler: &mut Scheduler, output: &SchedulerOutput, said: &Said) {
+        update(scheduler, output, said);
+    }
+
     fn read(&mut self, consumer: &mut Consumer) {
         consumer.look();
         let Self { prompts, starts, num_places, .. } = self;
@@ -137,87 +169,13 @@ fn update(scheduler: &mut Scheduler, output: &SchedulerOutput, said: &Said) {
     scheduler.check_invariants();
 }
 
-/// Chunks of any size, preemption by either way, forks, aborts, overlapping steps, and a reader that is late.
-fn run(seed: u64, max_steps_in_flight: u32, preemption_mode: PreemptionMode) -> Reader {
-    let config = SchedulerConfig {
-        max_num_seqs: 5,
-        max_num_batched_tokens: 9,
-        max_steps_in_flight,
-        preemption_mode,
-        num_cpu_blocks: if preemption_mode == PreemptionMode::Swap { 6 } else { 0 },
-        block_size: 4,
-        // Under this one a request may leave the step that it is already planned for.
-        scheduling_policy: if seed.is_multiple_of(2) {
-            SchedulingPolicy::Fcfs
-        } else {
-            SchedulingPolicy::Priority
-        },
-        // Several prompts are computed in one step, so that a later one takes blocks from an earlier one's.
-        long_prefill_token_threshold: 3,
-        preemption_immunity_steps: 1,
-        ..SchedulerConfig::new(12, 40)
-    };
-    let mut scheduler = scheduler(&config, config.num_buffer_sets());
-    let mut consumer = scheduler.take_consumer().expect("the first to ask");
-    let mut random = Random(seed);
-    let (mut reader, mut in_flight) = (Reader::default(), VecDeque::new());
-    for _ in 0..900 {
-        if reader.prompts.len() < 70 && random.chance(25) {
-            let mut new = request(&scheduler, "", vec![1], random.between(0, 12));
-            new.request_id = new.key.0.to_string().into();
-            // Many prompts have the same beginning, and some fork.
-            let like = if random.chance(30) { RequestKey(1) } else { new.key };
-            new.prompt_token_ids = prompt_of(like, random.between(1, 28));
-            new.params.num_prompt_logprobs = wanted(new.key);
-            new.params.extras = named(new.key, new.prompt_token_ids.len());
-            if new.params.extras.is_some() {
-                reader.starts.insert(new.key, first_judge(new.key));
-            }
-            new.priority = random.between(0, 3) as i32;
-            new.fork_from = random.chance(20).then_some(RequestKey(new.key.0.saturating_sub(1)));
-            reader.prompts.insert(new.key, new.prompt_token_ids.clone());
-            scheduler.handle().add_request(new).expect("it fits");
-        }
-        if random.chance(3) {
-            scheduler.handle().abort_key(RequestKey(u64::from(random.between(1, 70))));
-        }
-        if in_flight.len() < max_steps_in_flight as usize
-            && let Some(output) = scheduler.schedule().expect("a free set")
-        {
-            // As a worker does: what the arrays say is used when the step runs.
-            let said = said_by(&scheduler, &output);
-            in_flight.push_back((output, said));
-        }
-        if (in_flight.len() == max_steps_in_flight as usize || random.chance(50))
-            && let Some((output, said)) = in_flight.pop_front()
-        {
-            update(&mut scheduler, &output, &said);
-        }
-        if random.chance(20) {
-            reader.read(&mut consumer);
-        }
-    }
-    loop {
-        if let Some((output, said)) = in_flight.pop_front() {
-            update(&mut scheduler, &output, &said);
-        } else if let Some(output) = scheduler.schedule().expect("a free set") {
-            let said = said_by(&scheduler, &output);
-            in_flight.push_back((output, said));
-        } else {
-            break;
-        }
-        reader.read(&mut consumer);
-    }
-    reader.read(&mut consumer);
-    reader
-}
-
 #[test]
 fn each_place_is_judged_once_and_in_order() {
     for seed in 0..15 {
         for max_steps_in_flight in [1, 2] {
             for mode in [PreemptionMode::Recompute, PreemptionMode::Swap] {
-                let reader = run(seed, max_steps_in_flight, mode);
+                let mut reader = Reader::default();
+                run_hard(&mut reader, seed, max_steps_in_flight, mode);
                 assert!(reader.num_whole > 20, "{} prompts", reader.num_whole);
             }
         }

@@ -1,9 +1,11 @@
 //! What the tests of the scheduler share: random numbers, a reference that is nothing but its definition, and ways to
-//! make schedulers and requests. The model with a real cache is in `model.rs`.
+//! make schedulers and requests. The model with a real cache is in `model.rs`, a run that is hard on
+//! prompts in `hard_run.rs`.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 pub mod beam_search;
+pub mod hard_run;
 pub mod model;
 
 use std::collections::BTreeMap;
