@@ -164,6 +164,8 @@ def _read_pooler_config(given: object) -> dict[str, Any]:
         if key not in PoolerConfig.__dataclass_fields__:
             known = ", ".join(("pooling_type", *PoolerConfig.__dataclass_fields__))
             raise ConfigError(f"pooler_config has no key {str(name)[:40]!r}: the keys are {known}")
+        if key == "seq_pooling_type":
+            require_choice(f"{name} of pooler_config", value, POOLING_TYPES)
         if key in values:
             raise ConfigError("pooling_type and seq_pooling_type of pooler_config mean the same: leave one of them out")
         values[key] = value
@@ -185,7 +187,13 @@ def _of_folder(folder: Path) -> dict[str, Any] | None:
             f"{folder / 'modules.json'} has a module {unknown[:40]!r}, which is not supported yet: rustvllm has "
             "Transformer, Pooling and Normalize"
         )
-    where = str(modules[kinds.index("Pooling")].get("path", ""))
+    place = kinds.index("Pooling")
+    if "Normalize" in kinds[:place] or kinds[place + 1 :] not in ([], ["Normalize"]):
+        raise ModelLoadError(
+            f"{folder / 'modules.json'} has {', '.join(kinds)[:80]}, which is not supported yet: one Pooling must come "
+            "after Transformer, and Normalize, if there is one, last"
+        )
+    where = str(modules[place].get("path", ""))
     if not where or ".." in Path(where).parts or Path(where).is_absolute():
         raise ModelLoadError(f"{folder / 'modules.json'}: the path {where[:80]!r} of Pooling is not in that folder")
     file = folder / where / "config.json"
@@ -201,9 +209,10 @@ def _pooling_type(about: Mapping[str, Any], file: Path) -> str:
     modes = [named] if isinstance(named, str) else list(named) if isinstance(named, list) else []
     flags = [name for name, value in about.items() if name.startswith("pooling_mode_") and value is True]
     modes += [flag.removeprefix("pooling_mode_").partition("_token")[0] for flag in flags]
+    modes = list(dict.fromkeys(map(str, modes)))
     if len(modes) == 1 and modes[0] in _MODES:
         return _MODES[modes[0]]
-    shown = " and ".join(str(mode)[:40] for mode in modes) or "no pooling"
+    shown = " and ".join(mode[:40] for mode in modes) or "no pooling"
     raise ModelLoadError(
         f"{file} asks for {shown}, which is not supported yet: rustvllm pools by lasttoken, mean or cls, one of them"
     )
@@ -231,16 +240,16 @@ def longest_text(folder: Path, longest: int) -> int:
 
 def _read_json(file: Path, kind: type[Any]) -> Any:
     """A JSON value from a file of sentence-transformers; None if there is no such file."""
-    if not file.is_file():
-        return None
     try:
+        if not file.is_file():
+            return None
         if file.stat().st_size > MAX_FILE_BYTES:
             raise ModelLoadError(f"{file} has {file.stat().st_size} bytes; the limit is {MAX_FILE_BYTES}")
         value = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
     except OSError as error:
-        raise ModelLoadError(f"cannot read {file}: {error.strerror}") from error
+        raise ModelLoadError(f"cannot read {str(file)[:200]}: {error.strerror}") from error
     if not isinstance(value, kind):
         wanted = "list" if kind is list else "object"
         raise ModelLoadError(f"{file} must hold a JSON {wanted}, not {type(value).__name__}")

@@ -61,6 +61,9 @@ def test_auto_follows_the_class_and_the_folder(tmp_path):
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "LAST"),
         ({"pooling_mode": "lasttoken"}, "LAST"),
         ({"pooling_mode": ["mean"]}, "MEAN"),
+        ({"pooling_mode": "mean", "pooling_mode_mean_tokens": True}, "MEAN"),
+        ({"pooling_mode": "mean", "pooling_mode_lasttoken": True}, None),
+        ({"pooling_mode": [["mean"]]}, None),
         ({"pooling_mode_max_tokens": True}, None),
         ({"pooling_mode_mean_sqrt_len_tokens": True}, None),
         ({"pooling_mode_weightedmean_tokens": True}, None),
@@ -89,10 +92,14 @@ def test_the_pooling_of_a_folder(tmp_path, pooling, expected):
         ('[{"type": "x.Pooling", "path": "nowhere"}]', "there is no"),
         ('[{"type": "x.Pooling", "path": "p"}, {"type": "x.Dense", "path": "d"}]', "a module 'Dense'"),
         ('[{"type": "x.Pooling", "path": "p"}, 7]', "a module ''"),
+        ('[{"type": "x.Pooling", "path": "p"}, {"type": "x.Pooling", "path": "p"}]', "Pooling, Pooling, which is not"),
+        ('[{"type": "x.Normalize"}, {"type": "x.Pooling", "path": "p"}]', "Normalize, if there is one, last"),
+        ('[{"type": "x.Pooling", "path": "p"}, {"type": "x.Transformer"}]', "must come after Transformer"),
+        (json.dumps([{"type": "x.Pooling", "path": "p" * 5000}]), "File name too long"),
         ("[" * 100_000, "not valid JSON"),
         (" " * (MAX_FILE_BYTES + 1), f"the limit is {MAX_FILE_BYTES}"),
     ],
-    ids=range(10),
+    ids=range(14),
 )
 def test_files_that_are_wrong_are_named(tmp_path, modules, says):
     (tmp_path / "modules.json").write_text(modules)
@@ -100,7 +107,7 @@ def test_files_that_are_wrong_are_named(tmp_path, modules, says):
     (tmp_path / "p" / "config.json").write_text(json.dumps(LAST))
     with pytest.raises(ModelLoadError, match=re.escape(says)) as caught:
         find(tmp_path)
-    assert "modules.json" in str(caught.value)
+    assert "modules.json" in str(caught.value) or "p" * 50 in str(caught.value)
     assert find(tmp_path, runner="generate") is None
 
 
@@ -154,7 +161,7 @@ def test_models_that_look_ahead_are_refused(tmp_path, both_ways):
         ),
         ({"seq_pooling_type": "CLS", "task": "embed", "dimensions": None}, PoolerConfig(seq_pooling_type="CLS")),
         ({"enable_chunked_processing": False, "dimensions": 4}, PoolerConfig(dimensions=4)),
-        ({"pooling_type": "MAX"}, "seq_pooling_type must be one of LAST, MEAN, CLS"),
+        ({"pooling_type": "MAX"}, "pooling_type of pooler_config must be one of LAST, MEAN, CLS"),
         ({"pooling_type": "ALL"}, "must be one of LAST, MEAN, CLS"),
         ({"pooling_type": "LAST", "seq_pooling_type": "LAST"}, "mean the same"),
         ({"tok_pooling_type": "ALL"}, "not one per token"),
