@@ -39,7 +39,7 @@ SHOWN_CHARACTERS = 2000
 DONE = b"data: [DONE]"
 ANTHROPIC = "/v1/messages"
 """Below it errors have Anthropic's shape."""
-NAMED_EVENTS = frozenset({ANTHROPIC})
+NAMED_EVENTS = frozenset({ANTHROPIC, "/v1/responses", "/responses"})
 """Paths whose streams have events with names and no ``[DONE]``."""
 Case = Any
 """A request of schemathesis; its class is not public."""

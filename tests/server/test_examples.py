@@ -28,11 +28,12 @@ EXPECTED = {
     "lora.py": ["the model:  ", "the adapter: "],
     "metrics.py": ["vllm:generation_tokens 64", "vllm:request_success 4"],
     "openai_client.py": ["completion: '", "chat: '", "stream: "],
+    "responses.py": ["stream: ", "status: ", " tokens", "answer: '"],
     "prefix_caching.py": ["'The dog': 0 of ", "'Lily said': 272 of "],
     "structured_output.py": ["choice: '", "regex: ' ", "json: '{", "a "],
     "stream.py": ["a: 24 tokens in ", "b: 24 tokens in ", "c: 24 tokens in "],
 }
-CLIENTS = ("openai_client.py", "completion_client.py")
+CLIENTS = ("openai_client.py", "completion_client.py", "responses.py")
 AGENT = "agent_loop.py"
 
 

@@ -21,10 +21,11 @@ from rustvllm.server.endpoints import (
     models,
     tokenization,
 )
+from rustvllm.server.endpoints import responses as responses_api
 from rustvllm.server.errors import NotSupportedYetError
 from rustvllm.server.http.endpoint import Endpoint
 from rustvllm.server.schemas import messages as message_schemas
-from rustvllm.server.schemas import protocol, responses
+from rustvllm.server.schemas import protocol, responses, responses_answer, responses_request
 
 _WITH_BODY = (400, 404, 413, 415, 500)
 
@@ -73,6 +74,22 @@ ENDPOINTS: Final = (
         errors=_WITH_BODY,
         error=message_schemas.MessageError,
     ),
+    Endpoint(
+        "POST",
+        "/v1/responses",
+        responses_api.create_response,
+        takes=(responses_request.ResponsesRequest,),
+        answer=responses_answer.ResponseObject,
+        chunk=responses_answer.ResponseEvent,
+        errors=_WITH_BODY,
+        names_events=True,
+        generates=True,
+        is_direct=True,
+    ),
+    # Not 501: clients try again what ends in a 5xx.
+    Endpoint("GET", "/v1/responses/{response_id:path}", responses_api.stored_response, is_documented=False),
+    Endpoint("DELETE", "/v1/responses/{response_id:path}", responses_api.stored_response, is_documented=False),
+    Endpoint("POST", "/v1/responses/{response_id:path}/cancel", responses_api.stored_response, is_documented=False),
     Endpoint(
         "POST",
         "/v1/embeddings",
@@ -160,8 +177,6 @@ ENDPOINTS: Final = (
 """A path's guards hold for all its methods, so the rows of one path agree on them."""
 
 _UNBUILT = """
-    POST /v1/responses
-    GET /v1/responses/{rest:path}
     POST /v1/responses/{rest:path}
     POST /v1/moderations
     POST /v1/audio/speech

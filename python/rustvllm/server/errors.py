@@ -85,6 +85,19 @@ class UnknownModelError(ServerError):
         )
 
 
+class ResponseNotFoundError(ServerError):
+    """The request is about a response that was stored, and none is."""
+
+    status = HTTPStatus.NOT_FOUND
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(
+            f"There is no response {response_id[:_MAX_NAME_CHARACTERS]!r}: this server stores none. Keep what "
+            "POST /v1/responses answers, and send its items as input.",
+            param="response_id",
+        )
+
+
 class AdapterNotFoundError(ServerError):
     """There is no such adapter, or this server loads none over HTTP."""
 

@@ -149,6 +149,11 @@ class Face(ABC, Generic[R]):
 
     # -- the way out ----------------------------------------------------------------------------------------------
 
+    @property
+    def num_echoed_bytes(self) -> int:
+        """JSON of the request that a whole answer repeats, besides the prompts; asked once those are known."""
+        return 0
+
     @abstractmethod
     def opening(self, chunks: ChunkRenderer, prompt_index: int, prompt_ids: PromptIds) -> bytes:
         """The chunks that a prompt's choices begin with."""
@@ -280,8 +285,9 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
         outputs, samples = await until_disconnect(
             raw_request.receive, generation.collect(face.num_prompts, face.params.n)
         )
-    whole = await json_response(outputs, samples, partial(face.whole, header, usage, outputs, samples))
-    return _with_unenforced(whole, face)
+    whole = partial(face.whole, header, usage, outputs, samples)
+    answer = await json_response(outputs, samples, whole, face.num_echoed_bytes)
+    return _with_unenforced(answer, face)
 
 
 def _with_unenforced(response: Response, face: Face[Any]) -> Response:

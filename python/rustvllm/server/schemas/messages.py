@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rustvllm.sampling_params import MAX_STOP_STRINGS
-from rustvllm.server.schemas.protocol import _FIRST_ERROR, MAX_MESSAGES, Objects, Strings, _described
+from rustvllm.server.schemas.protocol import FIRST_ERROR, MAX_MESSAGES, Objects, Strings, described
 
 CONTENT = "Text, or a list of blocks."
 
@@ -24,25 +24,25 @@ class CountTokensRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    model: str | None = _described("A name by which this server serves its model; left out: the first of them.")
-    messages: Annotated[list[InputMessage], _FIRST_ERROR] = Field(
+    model: str | None = described("A name by which this server serves its model; left out: the first of them.")
+    messages: Annotated[list[InputMessage], FIRST_ERROR] = Field(
         max_length=MAX_MESSAGES, json_schema_extra={"minItems": 1}
     )
-    system: str | Objects | None = _described("Text, or a list of text blocks, that comes before the messages.")
-    tools: Objects | None = _described(
+    system: str | Objects | None = described("Text, or a list of text blocks, that comes before the messages.")
+    tools: Objects | None = described(
         "Tools that the model may call: `name`, `description`, `input_schema`, `strict`."
     )
-    tool_choice: dict[str, Any] | None = _described(
+    tool_choice: dict[str, Any] | None = described(
         "`type` `auto` (the default): text or calls; `any`: calls; `tool` with `name`: a call of this one; `none`: "
         "text. `disable_parallel_tool_use`: one call at most."
     )
-    thinking: dict[str, Any] | None = _described(
+    thinking: dict[str, Any] | None = described(
         "`type` `enabled` with `budget_tokens`, `adaptive`, or `disabled`; the default is the chat template's."
     )
-    output_config: dict[str, Any] | None = _described(
+    output_config: dict[str, Any] | None = described(
         "`effort`, for the chat template; `format`: `type` `json_schema` and `schema`, which the answer obeys."
     )
-    chat_template_kwargs: dict[str, Any] | None = _described("Further variables for the chat template.")
+    chat_template_kwargs: dict[str, Any] | None = described("Further variables for the chat template.")
 
 
 class MessagesRequest(CountTokensRequest):
@@ -52,22 +52,22 @@ class MessagesRequest(CountTokensRequest):
         description="Most tokens to generate; more than fit behind the prompt are as many as fit.",
         json_schema_extra={"minimum": 1},
     )
-    stop_sequences: Annotated[Strings, Field(max_length=MAX_STOP_STRINGS)] | None = _described(
+    stop_sequences: Annotated[Strings, Field(max_length=MAX_STOP_STRINGS)] | None = described(
         "Strings that end the answer, which is cut before them."
     )
-    stream: bool | None = _described("Answer with server-sent events.", False)
-    temperature: float | None = _described("0: greedy.", minimum=0)
-    top_p: float | None = _described("Sample from the likeliest tokens that have this probability together.")
-    top_k: int | None = _described("Sample from so many tokens.")
-    seed: int | None = _described("64 bits; not of Anthropic's API.", minimum=-(2**63), maximum=2**63 - 1)
-    metadata: dict[str, Any] | None = _described(
+    stream: bool | None = described("Answer with server-sent events.", False)
+    temperature: float | None = described("0: greedy.", minimum=0)
+    top_p: float | None = described("Sample from the likeliest tokens that have this probability together.")
+    top_k: int | None = described("Sample from so many tokens.")
+    seed: int | None = described("64 bits; not of Anthropic's API.", minimum=-(2**63), maximum=2**63 - 1)
+    metadata: dict[str, Any] | None = described(
         "`user_id`: with `--scheduling-policy fair`, shares what its API key gets with the key's other users."
     )
-    priority: int | None = _described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
-    cache_salt: str | None = _described(
+    priority: int | None = described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
+    cache_salt: str | None = described(
         "Share cached blocks only with requests of the same salt.", minLength=1, maxLength=128
     )
-    request_id: str | None = _described("Part of the answer's id; the header `X-Request-Id` wins.", maxLength=256)
+    request_id: str | None = described("Part of the answer's id; the header `X-Request-Id` wins.", maxLength=256)
 
 
 class _Answer(BaseModel):

@@ -37,11 +37,11 @@ class _FirstError(FailFast):
     __hash__ = object.__hash__
 
 
-_FIRST_ERROR = _FirstError()
+FIRST_ERROR = _FirstError()
 TokenIdList = list[int] | TokenIds
-Ids = Annotated[list[int], _FIRST_ERROR]
-Strings = Annotated[list[str], _FIRST_ERROR]
-Objects = Annotated[list[dict[str, Any]], _FIRST_ERROR]
+Ids = Annotated[list[int], FIRST_ERROR]
+Strings = Annotated[list[str], FIRST_ERROR]
+Objects = Annotated[list[dict[str, Any]], FIRST_ERROR]
 
 _PROMPT_SCHEMA = {
     "description": "Text, a list of texts, token ids, or a list of lists of token ids.",
@@ -329,7 +329,7 @@ class Conversation(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    messages: Annotated[list[ChatMessage], _FIRST_ERROR] = Field(
+    messages: Annotated[list[ChatMessage], FIRST_ERROR] = Field(
         max_length=MAX_MESSAGES, json_schema_extra={"minItems": 1}
     )
     tools: Objects | None = _described("Functions that the model may call.", minItems=1)

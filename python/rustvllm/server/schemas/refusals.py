@@ -17,6 +17,10 @@ def _text_modality(value: Any) -> bool:
     return value is None or value == ["text"]
 
 
+def _one(value: Any) -> bool:
+    return value is None or value == 1
+
+
 def _no_tool(value: Any) -> bool:
     return value is None or value == "none"
 
@@ -70,6 +74,22 @@ CHAT_REFUSALS: Refusals = {
     "modalities": (_text_modality, "answers are text"),
     "web_search_options": (_nothing, ""),
     "media_io_kwargs": (_nothing, ""),
+}
+_STATELESS = "this server stores no answers: send the items of the conversation as input"
+RESPONSES_REFUSALS: Refusals = {
+    "previous_response_id": (_nothing, _STATELESS),
+    "conversation": (_nothing, _STATELESS),
+    "background": (_nothing, "wait for the answer, or stream it"),
+    "prompt": (_nothing, "send the text of the template as instructions and input"),
+    "context_management": (_nothing, "send fewer items"),
+    "moderation": (_nothing, ""),
+    "n": (_one, "a response has one answer: send the request again"),
+    "mm_processor_kwargs": (_nothing, "items hold text alone"),
+    "media_io_kwargs": (_nothing, "items hold text alone"),
+    "kv_transfer_params": (_nothing, ""),
+    "ec_transfer_params": (_nothing, ""),
+    "enable_response_messages": (_nothing, ""),
+    "previous_input_messages": (_nothing, _STATELESS),
 }
 EMBEDDING_REFUSALS: Refusals = {
     "messages": (_nothing, "send texts as input; POST /tokenize makes token ids of a conversation"),

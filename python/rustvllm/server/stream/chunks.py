@@ -177,6 +177,10 @@ class ChunkRenderer:
         """The event of an error that ends the stream."""
         return error_event(exc, "")
 
+    def closing(self) -> Iterable[bytes]:
+        """What stands at the end of the stream, behind the ends of all choices; a few milliseconds' work each."""
+        return (self.final_usage(),)
+
     def final_usage(self) -> bytes:
         """The extra chunk without choices; empty when it was not asked for."""
         if not self.include_usage:
@@ -376,8 +380,10 @@ class ChunkStream:
                 yield joined
         for index in sorted(unfinished):  # the engine let go of it without a word: it was aborted
             yield chunks.finish(index, "", "abort", None)
-        if last := chunks.final_usage():
-            yield last
+        for last in chunks.closing():
+            if last:
+                yield last
+                await asyncio.sleep(0)
 
     @property
     def end(self) -> bytes:
