@@ -20,12 +20,19 @@ from rustvllm.server.answers.large_answers import PiecewiseResponse
 from rustvllm.server.app import build_app
 from rustvllm.server.state import ServerState
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MAX_MODEL_LEN = 8192
 USER = {"role": "user", "content": "x"}
 STOP = [f"w{number:059d}" for number in range(1024)]
 SAMPLED = {"temperature": 1.0, "ignore_eos": True}
 LONG = "word " * 1800
+RESPONSE = {
+    "input": "x",
+    "max_output_tokens": 1500,
+    "include": ["message.output_text.logprobs"],
+    "top_logprobs": 20,
+    "ignore_eos": True,
+}
 CASES = {
     "n": (COMPLETIONS, {"prompt": "a", "max_tokens": 1, "n": 16384, **SAMPLED}),
     "n, streamed": (COMPLETIONS, {"prompt": "a", "max_tokens": 1, "n": 16384, "stream": True, **SAMPLED}),
@@ -52,6 +59,8 @@ CASES = {
         CHAT,
         {"messages": [USER], "max_tokens": 1500, "logprobs": True, "top_logprobs": 20, "ignore_eos": True},
     ),
+    "logprobs of a response": (RESPONSES, RESPONSE),
+    "logprobs of a response, streamed": (RESPONSES, {**RESPONSE, "stream": True}),
     "token ids": (
         COMPLETIONS,
         {"prompt": list(range(5, 1900)), "max_tokens": 1, "n": 500, "return_token_ids": True, **SAMPLED},
@@ -109,9 +118,10 @@ async def test_no_part_of_a_large_answer_holds_the_event_loop(model):
     app = build_app(state)
     too_long = []
     try:
-        for path in (COMPLETIONS, CHAT):  # what is imported and compiled once
-            first = {"prompt": "a"} if path == COMPLETIONS else {"messages": [USER]}
-            assert (await call(app, path, json.dumps({**first, "max_tokens": 1}).encode()))[0] == 200
+        firsts = {COMPLETIONS: {"prompt": "a"}, CHAT: {"messages": [USER]}, RESPONSES: {"input": "a"}}
+        for path, first in firsts.items():  # what is imported and compiled once
+            length = "max_output_tokens" if path == RESPONSES else "max_tokens"
+            assert (await call(app, path, json.dumps({**first, length: 1}).encode()))[0] == 200
         gc.collect()
         gc.freeze()
         gc.disable()  # a collection walks over every object of the process

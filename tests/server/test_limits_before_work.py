@@ -15,7 +15,7 @@ from rustvllm.server.schemas.protocol import CompletionRequest
 from rustvllm.server.schemas.request_body import parse_request
 from rustvllm.server.state import ServerSettings
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 BODY_BYTES = 8 << 20
 USER = {"role": "user", "content": "x"}
 
@@ -69,6 +69,50 @@ CASES = {
     "chat_template": (CHAT, lambda: {"messages": [USER], "chat_template": "{{ x }}" * 1_000_000}),
     "chat_template: as long as is taken": (CHAT, lambda: {"messages": [USER], "chat_template": "{{ x }}" * 9_000}),
     "chat_template_kwargs": (CHAT, lambda: {"messages": [USER], "chat_template_kwargs": {"x": filled(1)}}),
+    "response: items": (RESPONSES, lambda: {"input": filled(USER)}),
+    "response: as many items as are taken": (RESPONSES, lambda: {"input": [USER] * 8000}),
+    "response: calls": (
+        RESPONSES,
+        lambda: {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 8000},
+    ),
+    "response: a text": (RESPONSES, lambda: {"input": "a" * 8_000_000}),
+    "response: parts": (
+        RESPONSES,
+        lambda: {"input": [{"role": "user", "content": filled({"type": "input_text", "text": "a"})}]},
+    ),
+    "response: another field of an item": (RESPONSES, lambda: {"input": [{**USER, "x": filled([])}]}),
+    "response: instructions that are cut": (
+        RESPONSES,
+        lambda: {"input": "a", "instructions": "a" * 8_000_000, "truncation": "auto", "max_output_tokens": 1},
+    ),
+    "response: tools": (RESPONSES, lambda: {"input": "a", "tools": filled({"type": "function", "name": "f"})}),
+    "response: a tool of many values": (
+        RESPONSES,
+        lambda: {
+            "input": "a",
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "x": [1] * 60_000}}],
+            "max_output_tokens": 1,
+        },
+    ),
+    "response: a schema of many values": (
+        RESPONSES,
+        lambda: {
+            "input": "a",
+            "text": {"format": {"type": "json_schema", "name": "f", "schema": {"default": [1] * 60_000}}},
+            "max_output_tokens": 1,
+        },
+    ),
+    "response: the same, streamed": (
+        RESPONSES,
+        lambda: {
+            "input": "a",
+            "stream": True,
+            "text": {"format": {"type": "json_schema", "name": "f", "schema": {"default": [1] * 60_000}}},
+            "max_output_tokens": 1,
+        },
+    ),
+    "response: metadata": (RESPONSES, lambda: {"input": "a", "metadata": dict.fromkeys(numbered(5_000_000), "a")}),
+    "response: include": (RESPONSES, lambda: {"input": "a", "include": filled("message.output_text.logprobs")}),
     "tokenize: a text": ("/tokenize", lambda: {"prompt": "a" * 8_000_000, "return_token_strs": True}),
     "tokenize: as long as is taken": ("/tokenize", lambda: {"prompt": "a" * 1_000_000, "return_token_strs": True}),
     "tokenize: messages": ("/tokenize", lambda: {"messages": filled(USER)}),
@@ -84,7 +128,7 @@ async def test_no_field_at_the_limit_of_the_body_holds_the_event_loop(case):
     assert len(body) < BODY_BYTES
     settings = ServerSettings(trust_request_chat_template=True)
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    engine = FakeEngine(chat_template=template if path == CHAT else None)
+    engine = FakeEngine(chat_template=template if path in (CHAT, RESPONSES) else None)
     async with serving(engine, settings) as (client, _):
         assert (await client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 1})).status_code == 200
         limit, longest = longest_callback(), []

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from response_stream import check_whole, events_of, joined, without_ids
 from server_process import REAL, ServerProcess
 
 import rustvllm
 
-CHAT = "/v1/chat/completions"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 SCHEMA = {
     "type": "object",
     "properties": {"kind": {"enum": ["bird", "beast"]}, "note": {"const": "<think>"}},
@@ -109,6 +110,30 @@ def test_an_answer_of_a_schema_comes_behind_thoughts_streamed_and_whole(server):
                     for name in said:
                         said[name] += choice["delta"].get(name) or ""
     assert said == {name: message[name] for name in said}
+
+
+def test_a_response_has_thoughts_as_an_item_and_log_probabilities_of_its_text_alone(server):
+    body = {
+        "input": "A fox?",
+        "seed": 1,
+        "logit_bias": NEVER_CLOSES,
+        "thinking_token_budget": 5,
+        "max_output_tokens": 20,
+        "ignore_eos": True,
+        "include": ["message.output_text.logprobs"],
+    }
+    whole = httpx.post(server.url + RESPONSES, json=body, timeout=60)
+    answer = whole.json()
+    check_whole(answer)
+    streamed = joined(events_of(httpx.post(server.url + RESPONSES, json={**body, "stream": True}, timeout=60)))
+    thought, message = answer["output"]
+    assert (thought["type"], message["type"]) == ("reasoning", "message")
+    assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == 5
+    [part] = message["content"]
+    assert len(part["logprobs"]) == 20 - 5 - 1, "five tokens of thoughts, and the one that ends them"
+    shown = b"".join(bytes(place["bytes"]) for place in part["logprobs"]).decode(errors="ignore")
+    assert shown.strip().startswith(part["text"].strip()[:10])
+    assert without_ids(streamed) == without_ids(answer)
 
 
 def test_a_schema_holds_from_the_first_token_where_the_prompt_has_ended_thoughts(server):

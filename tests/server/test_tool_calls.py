@@ -128,6 +128,20 @@ def test_the_clients_stream_of_a_call_is_its_whole_answer(client):
     assert functions[0].arguments == functions[1].arguments
 
 
+def test_the_clients_stream_of_a_call_in_a_response_is_its_whole_answer(client):
+    tool = {"type": "function", **TOOLS[0]["function"], "strict": True}
+    asked = {"model": "rustvllm-tiny", "input": MESSAGES, "tools": [tool], "tool_choice": "required"}
+    asked |= {"max_output_tokens": 220, "parallel_tool_calls": False, "extra_body": {"seed": 3}}
+    [whole] = client.responses.create(**asked).output
+    with client.responses.stream(**asked) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        [streamed] = stream.get_final_response().output
+    assert len(pieces) > 3
+    assert "".join(pieces) == streamed.arguments == whole.arguments
+    assert whole.name == streamed.name == "get_weather"
+    assert is_weather(json.loads(whole.arguments))
+
+
 @pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {}, {"tool_choice": "required", "n": 2}])
 def test_streams_of_the_core_say_what_those_with_token_ids_say(server, fields):
     """The core renders the first kind, Python the second; both may wait for several tokens."""

@@ -96,6 +96,12 @@ class ItemReader:
     _custom_arguments: list[str] = field(default_factory=list, init=False)
     _pending: list[Any] = field(default_factory=list, init=False)  # log-probabilities whose text is held back
     _num_chars: int = field(default=0, init=False)
+    _markers: frozenset[int] = field(default=frozenset(), init=False)  # tokens that belong to no item
+
+    def __post_init__(self) -> None:
+        if self.reader is not None:
+            formats = self.reader.reading.formats
+            self._markers = frozenset({*formats.marker_ids.values(), *(formats.reasoning_ids or ())})
 
     def read(self, completion: CompletionOutput) -> list[Step]:
         """The steps of more of the answer, or of all of it."""
@@ -105,7 +111,8 @@ class ItemReader:
                 self._say(steps, completion.text, self._shown(completion))
             return steps
         for text, token_ids, logprobs in self._pieces(completion):
-            self._pending += logprobs
+            if len(token_ids) != 1 or token_ids[0] not in self._markers:
+                self._pending += logprobs
             for delta in self.reader.read(text, token_ids):
                 self._add(steps, delta)
         return steps
