@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rustvllm.engine.request.prompts import TokensPrompt as TokensPrompt
     from rustvllm.llm import LLM as LLM
     from rustvllm.logprobs import Logprob as Logprob
+    from rustvllm.outputs import ClassificationOutput as ClassificationOutput
+    from rustvllm.outputs import ClassificationRequestOutput as ClassificationRequestOutput
     from rustvllm.outputs import CompletionOutput as CompletionOutput
     from rustvllm.outputs import EmbeddingOutput as EmbeddingOutput
     from rustvllm.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
@@ -56,6 +58,8 @@ _HOMES = {
     "Tenant": "rustvllm.tenant",
     "RequestOutput": "rustvllm.outputs",
     "CompletionOutput": "rustvllm.outputs",
+    "ClassificationOutput": "rustvllm.outputs",
+    "ClassificationRequestOutput": "rustvllm.outputs",
     "EmbeddingOutput": "rustvllm.outputs",
     "EmbeddingRequestOutput": "rustvllm.outputs",
     "PoolingOutput": "rustvllm.outputs",
@@ -70,8 +74,8 @@ _HOMES = {
 
 _NOT_BUILT = {
     **dict.fromkeys(
-        ("ClassificationOutput", "ClassificationRequestOutput", "ScoringOutput", "ScoringRequestOutput"),
-        "LLM.embed makes embeddings, and there is no other pooling task",
+        ("ScoringOutput", "ScoringRequestOutput"),
+        "LLM.embed makes embeddings and LLM.classify classifies, and there is no other pooling task",
     ),
     "ModelRegistry": "models that rustvllm has no code for run through transformers' code (model_impl='transformers')",
     "initialize_ray_cluster": "distributed_executor_backend='ray' connects to Ray by itself",
@@ -87,6 +91,8 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",

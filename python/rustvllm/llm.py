@@ -2,8 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +26,7 @@ from rustvllm.observe.trace.sinks import make_tracer
 from rustvllm.observe.trace.startup_records import note_command_line, note_configuration
 from rustvllm.observe.trace.tracer import StatusCallback, TraceCallback, program_name
 from rustvllm.offline.conversations import Conversations, Messages, read_own_template
+from rustvllm.offline.pooling import PoolingMethods, named_in_errors
 from rustvllm.offline.prompt_queue import PromptQueue
 from rustvllm.offline.prompts import (
     AnyParams,
@@ -37,7 +37,7 @@ from rustvllm.offline.prompts import (
     params_of_each,
     priority_of_each,
 )
-from rustvllm.outputs import EmbeddingRequestOutput, RequestOutput
+from rustvllm.outputs import RequestOutput
 from rustvllm.parameter_checks import check_int, refuse_attribute
 from rustvllm.sampling_params import BeamSearchParams, PoolingParams, RequestOutputKind, SamplingParams
 from rustvllm.text.transformers_tokenizer import load_transformers_tokenizer
@@ -46,7 +46,7 @@ from rustvllm.text.turn_formats import AUTO, check_reasoning_parser
 logger = init_logger(__name__)
 
 
-class LLM:
+class LLM(PoolingMethods):
     """A language model in this process.
 
     Example:
@@ -180,41 +180,6 @@ class LLM:
         if lora_request is not None:
             requests = self._with_adapters(requests, lora_request)
         return self._queue.run(requests, use_tqdm)
-
-    def embed(
-        self,
-        prompts: Prompts,
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[EmbeddingRequestOutput]:
-        """Make an embedding of each prompt, as ``docs/embeddings.md`` describes it; needs ``runner="pooling"``.
-
-        Args:
-            prompts: As in :meth:`generate`.
-            use_tqdm: As in :meth:`generate`.
-            pooling_params: For all prompts, or one for each; None: as the model's configuration says.
-            lora_request: As in :meth:`generate`.
-            tokenization_kwargs: As in :meth:`generate`.
-
-        Returns:
-            One output per prompt, in their order.
-
-        Raises:
-            InvalidRequestError: A prompt or parameter is wrong, or the engine generates text; nothing has run.
-            RequestFailedError: The engine failed on some prompts.
-            EngineDeadError: The engine was shut down or is broken.
-        """
-        self._queue.check_turn()
-        checked = as_prompts(prompts)
-        if tokenization_kwargs:
-            checked = with_tokenization(checked, tokenization_kwargs)
-        requests = self._check_pooled(checked, PoolingParams() if pooling_params is None else pooling_params)
-        if lora_request is not None:
-            requests = self._with_adapters(requests, lora_request)
-        return [EmbeddingRequestOutput.of(output) for output in self._queue.run(requests, use_tqdm)]
 
     def beam_search(
         self,
@@ -508,7 +473,7 @@ class LLM:
         requests = []
         given = made = None  # neighbours may share their parameters
         for index, (prompt, own, rank) in enumerate(zip(prompts, every, priorities, strict=True)):
-            with _named_in_errors(index, len(prompts)):
+            with named_in_errors(index, len(prompts)):
                 if isinstance(own, SamplingParams | BeamSearchParams):
                     # The caller never sees unfinished outputs, so none are made.
                     if own is not given:
@@ -518,44 +483,8 @@ class LLM:
                     own = made  # noqa: PLW2901
                 elif isinstance(own, PoolingParams):
                     raise InvalidRequestError(
-                        "sampling_params must be a SamplingParams, got PoolingParams: those are for embed()",
+                        "sampling_params must be a SamplingParams, got PoolingParams, which embed() takes",
                         "sampling_params",
                     )
                 requests.append(self.llm_engine.input_processor.process(prompt, own, rank))
         return requests
-
-    def _check_pooled(
-        self, prompts: list[PromptType], params: PoolingParams | Sequence[PoolingParams]
-    ) -> list[EngineCoreRequest]:
-        every = params_of_each(params, len(prompts), (PoolingParams,), "pooling_params")
-        requests = []
-        for index, (prompt, own) in enumerate(zip(prompts, every, strict=True)):
-            with _named_in_errors(index, len(prompts)):
-                if not isinstance(own, PoolingParams):
-                    raise InvalidRequestError(
-                        f"pooling_params must be a PoolingParams, got {type(own).__name__}", "pooling_params"
-                    )
-                requests.append(self.llm_engine.input_processor.process(prompt, own))
-        return requests
-
-    def _with_adapters(
-        self, requests: list[EngineCoreRequest], given: LoRARequest | Sequence[LoRARequest | None]
-    ) -> list[EngineCoreRequest]:
-        """Checked requests with the adapters that they ask for, which are loaded."""
-        adapters = one_for_each(given, len(requests))
-        numbers = self.llm_engine.load_adapters(adapters)
-        return [
-            dataclasses.replace(request, adapter=number, lora_request=adapter)
-            for request, number, adapter in zip(requests, numbers, adapters, strict=True)
-        ]
-
-
-@contextmanager
-def _named_in_errors(index: int, num_prompts: int) -> Iterator[None]:
-    """Errors say which of several prompts they are about."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        if num_prompts == 1:
-            raise
-        raise InvalidRequestError(f"prompt {index}: {error}", error.param) from error

@@ -283,3 +283,41 @@ class EmbeddingRequestOutput:
         assert output.pooled is not None
         embedding = EmbeddingOutput(output.pooled.tolist())
         return cls(output.request_id, embedding, output.prompt_token_ids, output.num_cached_tokens)
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """What a prompt was classified as.
+
+    Attributes:
+        probs: A probability for each label; without an activation, the numbers that it would be made of.
+    """
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels there are."""
+        return len(self.probs)
+
+    def __repr__(self) -> str:
+        return f"ClassificationOutput(num_classes={self.num_classes})"
+
+
+@dataclass(slots=True)
+class ClassificationRequestOutput:
+    """See :class:`PoolingRequestOutput`; the vector is a list of probabilities."""
+
+    request_id: str
+    outputs: ClassificationOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+    error: ClassVar[None] = None
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> "ClassificationRequestOutput":
+        """What a request that ended with a vector gives."""
+        assert output.pooled is not None
+        probs = ClassificationOutput(output.pooled.tolist())
+        return cls(output.request_id, probs, output.prompt_token_ids, output.num_cached_tokens)

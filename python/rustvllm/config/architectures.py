@@ -58,6 +58,17 @@ BARE_CLASSES: Final[Mapping[str, str]] = {
     "Gemma3TextModel": "Gemma3ForCausalLM",
 }
 """transformers' class of a decoder without a head → the class with one."""
+CLASSIFIER_ENDING: Final = "ForSequenceClassification"
+CLASSIFIER_CLASSES: Final[Mapping[str, str]] = {
+    **{
+        name.removesuffix(end) + CLASSIFIER_ENDING: name
+        for name in ARCHITECTURES
+        for end in _HEADED
+        if name.endswith(end)
+    },
+    "Gemma3TextForSequenceClassification": "Gemma3ForCausalLM",
+}
+"""transformers' class of a decoder that classifies → the class with a head."""
 _GEMMA3_TEXT: Final[Mapping[str, Any]] = {
     "vocab_size": 262_208,
     "hidden_size": 2304,

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
+from rustvllm.config.architectures import CLASSIFIER_ENDING
 from rustvllm.config.pooler import PoolerConfig
 from rustvllm.config.ranges import require_choice, require_int
 from rustvllm.exceptions import ConfigError, InvalidRequestError
@@ -18,6 +19,23 @@ LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed
 from."""
 LARGEST_MAX_LOGPROBS = 500_000
 """The most candidates of one position that fit into a frame between processes."""
+
+_DOES: Final[Mapping[str, str]] = {
+    "generate": "generates text here and",
+    "embed": "makes embeddings here and",
+    "classify": "classifies here and",
+}
+_NOT: Final[Mapping[str, str]] = {
+    "generate": "generates no text",
+    "embed": "makes no embeddings",
+    "classify": "does not classify",
+    "score": "gives no scores",
+}
+_CALLS: Final[Mapping[str, str]] = {
+    "generate": "LLM.generate or POST /v1/completions",
+    "embed": "LLM.embed or POST /v1/embeddings",
+    "classify": "LLM.classify or POST /classify",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +71,7 @@ class ModelConfig:
         logits_processors: Batch classes that change logits, as ``module:Class``; or, in one process, the classes.
         trust_remote_code: Python code of the model's folder may run, if no built-in code knows the architecture.
         model_impl: Whose modelling code runs: ``rustvllm`` or ``transformers``.
-        pooler: How prompts become embeddings; None: the model generates text.
+        pooler: How prompts become embeddings, or numbers for labels; None: the model generates text.
     """
 
     model: str
@@ -116,34 +134,61 @@ class ModelConfig:
         """What its engine does, as vLLM names it: ``generate`` or ``pooling``."""
         return "generate" if self.pooler is None else "pooling"
 
-    def check_runner(self, needed: str) -> None:
-        """Refuse to generate text with an engine that makes embeddings, and the other way round.
+    @property
+    def task(self) -> str:
+        """What its engine does with a prompt, as vLLM names it: ``generate``, ``embed`` or ``classify``."""
+        return "generate" if self.pooler is None else self.pooler.task
+
+    def check_task(self, needed: str) -> None:
+        """Refuse what the engine does not do.
 
         Args:
-            needed: ``generate`` or ``pooling``.
+            needed: ``generate``, ``embed``, ``classify``, or ``score``, which engines that embed can do, and those that
+                classify with one label.
 
         Raises:
             InvalidRequestError: Says what the engine does, and what would do the other.
         """
+        if needed == self.task or (needed == "score" and self.task == "embed"):
+            return
+        classifier = None if self.pooler is None else self.pooler.classifier
+        if needed == "score" and classifier is not None and classifier.num_labels == 1:
+            return
         name = self.served_model_name[0]
-        if needed == "generate" and self.pooler is not None:
-            raise InvalidRequestError(
-                f"{name} makes embeddings here and generates no text: use LLM.embed or POST /v1/embeddings, or start "
-                "the engine with --runner generate",
-                "model",
+        raise InvalidRequestError(f"{name} {_DOES[self.task]} {_NOT[needed]}: {self._instead(needed)}", "model")
+
+    def _instead(self, needed: str) -> str:
+        """What works, where the engine does not do what is needed."""
+        own = _CALLS[self.task]
+        classifier = None if self.pooler is None else self.pooler.classifier
+        if needed == "generate" and classifier is not None and not classifier.tokens:
+            return f"use {own}"  # its checkpoint has no head
+        if needed == "generate":
+            return f"use {own}, or start the engine with --runner generate"
+        if needed == "score" and classifier is not None:
+            return f"a score needs a model with one label, and it has {classifier.num_labels}; use {own}"
+        if needed == "score":
+            return 'start the engine with --runner pooling (LLM(..., runner="pooling"))'
+        if needed == "classify":
+            return (
+                f"use {own}, or a model whose class ends in {CLASSIFIER_ENDING}, or --convert classify with "
+                "classifier_from_token and method in --hf-overrides"
             )
-        if needed == "pooling" and self.pooler is None:
-            raise InvalidRequestError(
-                f"{name} generates text here and makes no embeddings: start the engine with --runner pooling "
-                '(LLM(..., runner="pooling"))',
-                "model",
-            )
+        if self.task == "classify":
+            return f'use {own}, or start the engine with --convert embed (LLM(..., convert="embed"))'
+        return 'start the engine with --runner pooling (LLM(..., runner="pooling"))'
 
     @property
     def embedding_size(self) -> int:
-        """Numbers in an embedding."""
+        """Numbers in an embedding, and width of the states that are pooled."""
         projected = self.hf_config.get("word_embed_proj_dim") if self.architecture == "OPTForCausalLM" else None
         return projected if isinstance(projected, int) else self.hidden_size
+
+    @property
+    def pooled_size(self) -> int:
+        """Numbers of the vector that a prompt gives: those of an embedding, or one for each label."""
+        classifier = None if self.pooler is None else self.pooler.classifier
+        return self.embedding_size if classifier is None else classifier.num_labels
 
     def check_dimensions(self, dimensions: int, error: Callable[[str], Exception]) -> None:
         """Refuse to shorten embeddings of a model that was not trained for it, or to another size.

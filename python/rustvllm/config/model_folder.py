@@ -12,6 +12,7 @@ from rustvllm.config import ModelConfig
 from rustvllm.config.architectures import (
     ARCHITECTURES,
     BARE_CLASSES,
+    CLASSIFIER_CLASSES,
     HEAD_DIMS,
     MODEL_TYPES,
     MULTI_HEAD,
@@ -101,7 +102,7 @@ def read_model_config(
         trust_remote_code: Code of the model's folder may run, where neither knows the architecture.
         hf_config_path: Folder whose ``config.json`` counts instead.
         runner: ``generate``, ``pooling`` or ``auto``; see :func:`~rustvllm.config.pooler.find_pooler`.
-        convert: ``auto``, ``none`` or ``embed``.
+        convert: ``auto``, ``none``, ``embed`` or ``classify``.
         pooler_config: How embeddings are made, where it differs from what the folder says.
         fields: Further fields of :class:`ModelConfig`.
 
@@ -119,7 +120,10 @@ def read_model_config(
         read_quantization(config, path)  # refuses what is not read
     pooler = find_pooler(path, config, runner=runner, convert=convert, pooler_config=pooler_config)
     if pooler is not None and runner == "auto":
-        logger.info("%s makes embeddings (--runner pooling); --runner generate makes it generate text", model)
+        if pooler.classifier is not None:
+            logger.info("%s classifies prompts (--runner pooling --convert classify)", model)
+        else:
+            logger.info("%s makes embeddings (--runner pooling); --runner generate makes it generate text", model)
     architecture, model_impl = find_architecture(config, file, model_impl, device, may_lack_head=pooler is not None)
     if gguf is not None and model_impl == "transformers":
         raise ModelLoadError(
@@ -145,7 +149,7 @@ def read_model_config(
         generation = _read_generation_config(path, generation_config)
     generation.update(override_generation_config or {})
     longest = _longest(config, positions, file)
-    if pooler is not None:
+    if pooler is not None and pooler.classifier is None:
         longest = longest_text(path, longest)
     try:
         return ModelConfig(
@@ -222,7 +226,7 @@ def find_architecture(
         file: That it was read from, for messages.
         model_impl: As for :func:`read_model_config`.
         device: Likewise.
-        may_lack_head: The class may also be the one without a head.
+        may_lack_head: The class may also be the one without a head, or the one that classifies.
 
     Returns:
         The class's name, and ``rustvllm`` or ``transformers``.
@@ -236,7 +240,7 @@ def find_architecture(
     if not names and isinstance(model_type, str) and model_type in MODEL_TYPES:
         names = [MODEL_TYPES[model_type]]
     if may_lack_head:
-        names = [BARE_CLASSES.get(name, name) for name in names]
+        names = [BARE_CLASSES.get(name, CLASSIFIER_CLASSES.get(name, name)) for name in names]
     if model_impl != "transformers":
         for name in names:
             row = ARCHITECTURES.get(name)

@@ -1,8 +1,9 @@
-"""Which models make embeddings, and how: ``--runner``, ``--convert``, ``--pooler-config`` and a folder's files.
+"""Which models embed or classify, and how: ``--runner``, ``--convert``, ``--pooler-config`` and a folder's files.
 
 The files are those of sentence-transformers: ``modules.json`` and the configuration of its Pooling.
 
-A pooling engine ends each request with one vector of its prompt. It generates nothing, and its model has no head.
+A pooling engine ends each request with one vector of its prompt: an embedding, or a number for each label. It generates
+nothing, and its model has no head.
 """
 
 import json
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rustvllm.config.architectures import CLASSIFIER_ENDING
+from rustvllm.config.classifier import ClassifierConfig, check_pooler_of_classifier, read_classifier
 from rustvllm.config.ranges import require_choice, require_int
 from rustvllm.exceptions import ConfigError, ModelLoadError
 
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
     from rustvllm.config.engine_config import EngineConfig
 
 RUNNERS: Final = ("auto", "generate", "pooling")
-CONVERTS: Final = ("auto", "none", "embed")
+CONVERTS: Final = ("auto", "none", "embed", "classify")
+TASKS: Final = ("embed", "classify")
+"""What a pooling engine can do, as vLLM names it."""
 POOLING_TYPES: Final = ("LAST", "MEAN", "CLS")
 MAX_FILE_BYTES: Final = 1 << 20
 """Most bytes of a sentence-transformers file."""
@@ -30,12 +35,14 @@ _NOT_BUILT: Final[Mapping[str, str]] = {
     "tok_pooling_type": "a request gives one vector, not one per token",
     "enable_chunked_processing": "a prompt must fit into max_model_len",
     "max_embed_len": "a prompt must fit into max_model_len",
-    "logit_mean": "rustvllm does not classify",
-    "logit_sigma": "rustvllm does not classify",
+    "logit_mean": "the activation takes the numbers as the layer gives them",
+    "logit_sigma": "the activation takes the numbers as the layer gives them",
     "step_tag_id": "rustvllm has no reward models",
     "returned_token_ids": "rustvllm has no reward models",
 }
 """vLLM's keys of ``pooler_config`` that must be left out, and why."""
+_KEYS: Final = ("seq_pooling_type", "use_activation", "dimensions")
+"""Keys of ``pooler_config`` that are fields of :class:`PoolerConfig`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +51,21 @@ class PoolerConfig:
 
     Attributes:
         seq_pooling_type: ``LAST``: the last token's; ``CLS``: the first one's; ``MEAN``: the mean of all.
-        use_activation: Whether vectors are normalised to length 1, unless a request says otherwise.
+        use_activation: Whether embeddings are normalised to length 1, or numbers of labels become probabilities, unless
+            a request says otherwise.
         dimensions: Numbers that are kept, unless a request says otherwise; None: all.
+        classifier: What makes a number for each label of the vector; None: the vector is an embedding.
     """
 
     seq_pooling_type: str = "LAST"
     use_activation: bool = True
     dimensions: int | None = None
+    classifier: ClassifierConfig | None = None
+
+    @property
+    def task(self) -> str:
+        """What its engine does, as vLLM names it: ``embed`` or ``classify``."""
+        return "embed" if self.classifier is None else "classify"
 
     def __post_init__(self) -> None:
         require_choice("seq_pooling_type", self.seq_pooling_type, POOLING_TYPES)
@@ -69,13 +84,18 @@ def check_pooling_flags(runner: object, convert: object, pooler_config: object) 
     for name, value, choices in (("runner", runner, RUNNERS), ("convert", convert, CONVERTS)):
         if value not in choices:
             raise ConfigError(
-                f"{name} must be one of {', '.join(choices)}, got {value!r}: rustvllm generates text or embeds it"
+                f"{name} must be one of {', '.join(choices)}, got {value!r}: rustvllm generates text, embeds or "
+                "classifies it"
             )
-    if runner == "generate" and convert == "embed":
-        raise ConfigError("runner=generate and convert=embed contradict each other: set runner to pooling")
+    if runner == "generate" and convert in ("embed", "classify"):
+        raise ConfigError(f"runner=generate and convert={convert} contradict each other: set runner to pooling")
     if runner == "generate" and pooler_config is not None:
-        raise ConfigError("pooler_config is for embeddings, but runner is generate: leave one of them out")
-    _read_pooler_config(pooler_config)
+        raise ConfigError(
+            "pooler_config is for embeddings and classification, but runner is generate: leave one of them out"
+        )
+    task, _ = _read_pooler_config(pooler_config)
+    if task is not None and convert in ("embed", "classify") and task != convert:
+        raise ConfigError(f"convert is {convert}, but task of pooler_config is {task}: leave one of them out")
 
 
 def find_pooler(
@@ -87,7 +107,7 @@ def find_pooler(
         path: The model's folder, or its GGUF file.
         hf_config: Its ``config.json``.
         runner: One of ``RUNNERS``; auto: as the folder and the architecture say.
-        convert: One of ``CONVERTS``; ``embed`` makes auto mean pooling.
+        convert: One of ``CONVERTS``; ``embed`` and ``classify`` make auto mean pooling.
         pooler_config: Values that win over those of the folder.
 
     Raises:
@@ -95,17 +115,28 @@ def find_pooler(
     """
     if runner == "generate":
         return None
-    found = _of_folder(path) if path.is_dir() else None
     named = hf_config.get("architectures")
-    if runner == "auto" and convert != "embed" and found is None and not _is_pooling_model(named):
+    task, given = _read_pooler_config(pooler_config)
+    is_classifier = _first_name(named).endswith(CLASSIFIER_ENDING)
+    classifies = convert == "classify" or (convert != "embed" and task != "embed" and is_classifier)
+    if task == "classify" and not classifies:
+        raise ConfigError(
+            f"task of pooler_config is classify, but {path} has no class that ends in {CLASSIFIER_ENDING}: leave task "
+            "out, or set convert to classify"
+        )
+    found = _of_folder(path) if path.is_dir() and not classifies else None
+    is_asked = runner == "pooling" or convert in ("embed", "classify") or is_classifier
+    if not is_asked and found is None and not _is_pooling_model(named):
         return None
     if hf_config.get("is_causal") is False or hf_config.get("use_bidirectional_attention") is True:
         raise ModelLoadError(
-            f"{path}: each token of this embedding model sees the tokens after it (is_causal is false or "
+            f"{path}: each token of this model sees the tokens after it (is_causal is false or "
             "use_bidirectional_attention is true), and rustvllm only serves causal attention"
         )
-    given = _read_pooler_config(pooler_config)
-    return PoolerConfig(**{**(found or {}), **given})
+    if not classifies:
+        return PoolerConfig(**{**(found or {}), **given})
+    check_pooler_of_classifier(given)
+    return PoolerConfig(**given, classifier=read_classifier(hf_config, path))
 
 
 def check_pooling(config: "EngineConfig", pooler: PoolerConfig) -> None:
@@ -132,37 +163,42 @@ def check_pooling(config: "EngineConfig", pooler: PoolerConfig) -> None:
     }
     for reason, is_asked in refused.items():
         if is_asked:
-            raise ConfigError(
-                f"{model.model} makes embeddings (runner=pooling), which cannot be combined with {reason}"
-            )
+            does = "makes embeddings" if pooler.classifier is None else "classifies"
+            raise ConfigError(f"{model.model} {does} (runner=pooling), which cannot be combined with {reason}")
 
 
 def _is_pooling_model(named: object) -> bool:
-    first = next((name for name in named if isinstance(name, str)), "") if isinstance(named, Sequence) else ""
+    first = _first_name(named)
     return first.endswith(_POOLING_ENDINGS) and not first.endswith(("LMHeadModel", "ChatModel"))
 
 
-def _read_pooler_config(given: object) -> dict[str, Any]:
-    """The known keys of ``pooler_config`` under the names of :class:`PoolerConfig`, checked."""
+def _first_name(named: object) -> str:
+    """The first of ``architectures``; empty if there is none."""
+    return next((name for name in named if isinstance(name, str)), "") if isinstance(named, Sequence) else ""
+
+
+def _read_pooler_config(given: object) -> tuple[str | None, dict[str, Any]]:
+    """``task`` and the other keys of ``pooler_config`` under the names of :class:`PoolerConfig`, checked."""
     if given is None:
-        return {}
+        return None, {}
     if not isinstance(given, Mapping):
         raise ConfigError(f'pooler_config must be an object such as {{"pooling_type": "MEAN"}}, got {given!r:.80}')
     values: dict[str, Any] = {}
+    task: str | None = None
     for name, value in given.items():
         if value is None or (name == "enable_chunked_processing" and value is False):
             continue
         if name in _NOT_BUILT:
             raise ConfigError(f"{name} of pooler_config is not supported yet: {_NOT_BUILT[name]}")
-        if name == "task" and value == "embed":
-            continue
         if name == "task":
-            raise ConfigError(f"task of pooler_config must be embed, which is the only one built, got {value!r:.80}")
+            require_choice("task of pooler_config", value, TASKS)
+            task = value
+            continue
         if name == "normalize":
             raise ConfigError("normalize of pooler_config is called use_activation now: set that instead")
         key = "seq_pooling_type" if name == "pooling_type" else name
-        if key not in PoolerConfig.__dataclass_fields__:
-            known = ", ".join(("pooling_type", *PoolerConfig.__dataclass_fields__))
+        if key not in _KEYS:
+            known = ", ".join(("pooling_type", *_KEYS))
             raise ConfigError(f"pooler_config has no key {str(name)[:40]!r}: the keys are {known}")
         if key == "seq_pooling_type":
             require_choice(f"{name} of pooler_config", value, POOLING_TYPES)
@@ -170,7 +206,7 @@ def _read_pooler_config(given: object) -> dict[str, Any]:
             raise ConfigError("pooling_type and seq_pooling_type of pooler_config mean the same: leave one of them out")
         values[key] = value
     PoolerConfig(**values)
-    return values
+    return task, values
 
 
 def _of_folder(folder: Path) -> dict[str, Any] | None:

@@ -274,8 +274,8 @@ class AsyncState:
         return self.config.tracing.otlp_endpoint is not None
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        """What the engine does, ``generate`` or ``embed``."""
-        return ("generate" if self.config.model.pooler is None else "embed",)
+        """What the engine does: ``generate``, ``embed`` or ``classify``."""
+        return (self.config.model.task,)
 
     def get_num_unfinished_requests(self) -> int:
         """Requests of this front end that are still without their last output."""

@@ -262,7 +262,7 @@ class InputProcessor:
             self._check_params(made, priority)
             return made
         if self._model.pooler is not None:
-            self._model.check_runner("generate")
+            self._model.check_task("generate")
         if params is None:
             params = default_sampling_params(self._model)
         elif isinstance(params, BeamSearchParams):

@@ -355,8 +355,8 @@ class LLMEngine:
         return False
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """What the engine does, ``generate`` or ``embed``."""
-        return ("generate" if self.config.model.pooler is None else "embed",)
+        """What the engine does: ``generate``, ``embed`` or ``classify``."""
+        return (self.config.model.task,)
 
     def do_log_stats(self) -> None:
         """Log a line of what the engine did since the last call, or since its start; none if it did nothing.

@@ -6,7 +6,7 @@ from typing import Any, Final
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.parameter_checks import shown
 
-_ONE_TASK = "LLM.embed makes embeddings, and there is no other pooling task"
+_TWO_TASKS = "LLM.embed makes embeddings, LLM.classify classifies, and there is no other pooling task"
 _SLEEP = "an engine cannot sleep; shutdown() frees the memory of the model, and a new engine loads it again"
 _PROFILE = "trace=True, trace_file and step_trace_file show where the time goes"
 _WORKERS = "workers run no functions of the caller; logits_processors change what is sampled"
@@ -15,7 +15,7 @@ _KV_ELSEWHERE = "KV blocks stay in their engine"
 
 _METHODS: Final[Mapping[str, str]] = {
     # the reason, or what works instead -> the methods
-    _ONE_TASK: "encode embed classify score reward",
+    _TWO_TASKS: "encode embed classify score reward",
     _SLEEP: "sleep wake_up is_sleeping release_kv_cache_memory checkpoint_prepare checkpoint_restore",
     _PROFILE: "start_profile stop_profile",
     _WORKERS: "apply_model collective_rpc",

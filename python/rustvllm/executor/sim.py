@@ -234,7 +234,7 @@ class SimExecutor:
         rows, last_ids, positions, drafts = executed.rows, executed.last_ids, executed.positions, executed.drafts
         if self._config.model.pooler is not None:
             ids = np.full((rows.size, 1), POOLED, np.int32)
-            pooled = _make_up_vectors(last_ids, positions, self._config.model.embedding_size)
+            pooled = _make_up_vectors(last_ids, positions, self._config.model.pooled_size)
             return SimStepOutput(ModelRunnerOutput(ids, pooled=pooled), self._end)
         sampled = self._choose(rows, last_ids, positions)
         if grammar_output is not None:

@@ -11,6 +11,7 @@ from rustvllm.config.architectures import ARCHITECTURES, SUPPORTED_ARCHITECTURES
 from rustvllm.distributed.rank_group import ALONE, RankGroup
 from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ModelLoadError
+from rustvllm.models.classifier import classifying, headless
 from rustvllm.models.interface import CausalLM
 
 if TYPE_CHECKING:
@@ -48,8 +49,12 @@ def make_model(model_config: ModelConfig, group: RankGroup = ALONE, stage: Stage
     hf_config = {key: value for key, value in model_config.hf_config.items() if key not in stored}
     max_model_len = model_config.max_model_len
     if model_config.model_impl != "transformers":
-        build = partial(get_model_class(model_config.architecture), hf_config, max_model_len)
-        return build if model_config.pooler is None else partial(_headless, build)
+        model_class = get_model_class(model_config.architecture)
+        if (pooler := model_config.pooler) is not None and pooler.classifier is not None:
+            model_class = classifying(model_class, pooler.classifier, model_config.embedding_size)
+        elif pooler is not None:
+            model_class = headless(model_class)
+        return partial(model_class, hf_config, max_model_len)
     if group.size > 1:
         raise ModelLoadError(
             f"transformers' own code runs {model_config.architecture}, and ranks cannot share its layers: set "
@@ -71,10 +76,3 @@ def make_model(model_config: ModelConfig, group: RankGroup = ALONE, stage: Stage
         folder=model_config.path,
         trust_remote_code=model_config.trust_remote_code,
     )
-
-
-def _headless(build: Callable[[], CausalLM]) -> CausalLM:
-    """The model for hidden states alone."""
-    model = build()
-    model.drop_head()
-    return model

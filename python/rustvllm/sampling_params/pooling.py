@@ -1,4 +1,4 @@
-"""What a caller may ask of one embedding: :class:`PoolingParams`."""
+"""What a caller may ask of one embedding or classification: :class:`PoolingParams`."""
 
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -7,19 +7,21 @@ from rustvllm.exceptions import InvalidRequestError
 from rustvllm.parameter_checks import check_bool, check_int, shown
 from rustvllm.sampling_params.params import MAX_TOKENS_LIMIT, RequestOutputKind
 
-_OTHER_TASKS: Final = "embed is the only pooling task that is built"
+_TASKS: Final = (None, "embed", "classify")
+_OTHER_TASKS: Final = "embed and classify are the only pooling tasks that are built"
 _SIDES: Final = (None, "left", "right")
 
 
 @dataclass(kw_only=True)
 class PoolingParams:
-    """Parameters of one embedding, with vLLM's names.
+    """Parameters of one embedding or classification, with vLLM's names.
 
     Attributes:
-        use_activation: Whether the vector is normalised to length 1; None: as the model's configuration says.
-        dimensions: Keep so many of its numbers, before it is normalised; only for models that were trained for it
-            (Matryoshka). None: as the model's configuration says.
-        task: ``embed`` or None.
+        use_activation: Whether an embedding is normalised to length 1, or the numbers of labels become probabilities;
+            None: as the model's configuration says.
+        dimensions: Keep so many of an embedding's numbers, before it is normalised; only for models that were trained
+            for it (Matryoshka). None: as the model's configuration says.
+        task: ``embed``, ``classify`` or None: what the engine does.
         skip_reading_prefix_cache: Compute the whole prompt, whatever of it is cached.
         truncate_prompt_tokens: Keep so many tokens of the prompt; -1: as many as the model can hold.
         truncation_side: Which end of the prompt is cut off, ``left`` or ``right`` (default).
@@ -51,8 +53,10 @@ class PoolingParams:
         Raises:
             InvalidRequestError: Names the parameter, its value and what works.
         """
-        if self.task not in (None, "embed"):
-            raise InvalidRequestError(f"task must be embed or None, got {shown(self.task)}: {_OTHER_TASKS}", "task")
+        if self.task not in _TASKS:
+            raise InvalidRequestError(
+                f"task must be embed, classify or None, got {shown(self.task)}: {_OTHER_TASKS}", "task"
+            )
         for name in ("use_activation", "skip_reading_prefix_cache"):
             if (value := getattr(self, name)) is not None:
                 check_bool(name, value)

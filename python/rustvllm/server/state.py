@@ -58,7 +58,7 @@ class ServedModel:
         self.max_model_len = config.model.max_model_len
         self.vocab_size = config.model.vocab_size
         self.check_num_logprobs = config.model.check_num_logprobs
-        self.check_runner = config.model.check_runner
+        self.check_task = config.model.check_task
         self.generates = config.model.pooler is None
         self.created = int(time.time())
         self.default_sampling = _default_sampling(config.model)

@@ -7,6 +7,7 @@ up to 2²³, so that their order cannot matter, wherever a prompt is cut and wha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -29,10 +30,13 @@ class Pooler:
     Args:
         pooling_type: ``LAST``, ``MEAN`` or ``CLS``.
         num_rows: Persistent rows.
+        score: Makes a number for each label of vectors, float32 ``[n, width]`` → float32 ``[n, num_labels]``; None: the
+            vectors are what is asked for.
     """
 
-    def __init__(self, pooling_type: str, num_rows: int) -> None:
+    def __init__(self, pooling_type: str, num_rows: int, score: Callable[[Tensor], Tensor] | None = None) -> None:
         self._type = pooling_type
+        self._score = score
         self._num_rows = num_rows
         self._kept: Tensor | None = None  # float64 [num_rows, width]: sums, or first states; made when it is needed
 
@@ -46,7 +50,7 @@ class Pooler:
 
         Returns:
             int32 ``[num_sampled, 1]``, ``POOLED`` or ``NOT_NUMBERS``, and float32 ``[num_sampled, width]``, the vectors
-            of the requests whose prompts end in the step.
+            of the requests whose prompts end in the step, or ``[num_sampled, num_labels]``.
         """
         if self._type == "LAST":
             places = step.on_device("logits_indices", output.num_logits)
@@ -54,6 +58,8 @@ class Pooler:
         else:
             self._take_in(hidden, output, step)
             vectors = self._ended(output, step)
+        if self._score is not None:
+            vectors = self._score(vectors)
         is_good = vectors.isfinite().all(dim=1, keepdim=True)
         codes = torch.where(is_good, POOLED, NOT_NUMBERS).to(torch.int32)
         return codes, vectors

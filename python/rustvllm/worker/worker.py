@@ -29,6 +29,8 @@ from rustvllm.logger import init_logger
 from rustvllm.lora.merging import changes_by
 from rustvllm.lora.store import AdapterStore
 from rustvllm.model_loader import load_model
+from rustvllm.model_loader.score_layer import fill_score
+from rustvllm.models.classifier import Classifier
 from rustvllm.sample.cpu_draw import CpuDraw
 from rustvllm.sample.logits_processors import load_logits_processors
 from rustvllm.sample.sampler import Sampler
@@ -165,7 +167,8 @@ class Worker:
             else None,
         )
         if (pooler := self.config.model.pooler) is not None:
-            self.runner.pooler = Pooler(pooler.seq_pooling_type, self.config.scheduler.max_num_seqs)
+            score = fill_score(model, self.config) if isinstance(model, Classifier) else None
+            self.runner.pooler = Pooler(pooler.seq_pooling_type, self.config.scheduler.max_num_seqs, score)
         cpu_draw = None if self._threads is None else CpuDraw(self._threads)
         self.runner.sampler = Sampler(cpu_draw)
         self.runner.scorer = Scorer(self.config.model.logprobs_mode, cpu_draw)

@@ -166,7 +166,7 @@ def test_models_that_look_ahead_are_refused(tmp_path, both_ways):
         ({"pooling_type": "LAST", "seq_pooling_type": "LAST"}, "mean the same"),
         ({"tok_pooling_type": "ALL"}, "not one per token"),
         ({"normalize": True}, "called use_activation now"),
-        ({"task": "classify"}, "task of pooler_config must be embed"),
+        ({"task": "score"}, "task of pooler_config must be one of embed, classify, got 'score'"),
         ({"use_activation": 1}, "use_activation must be true or false"),
         ({"dimensions": 0}, "dimensions must be at least 1"),
         ({"dimensions": True}, "dimensions must be an integer"),
@@ -190,7 +190,7 @@ def test_pooler_config(tmp_path, given, expected):
     [
         ({"runner": "draft"}, "runner must be one of auto, generate, pooling, got 'draft'"),
         ({"runner": 7}, "runner must be one of"),
-        ({"convert": "classify"}, "convert must be one of auto, none, embed, got 'classify'"),
+        ({"convert": "reward"}, "convert must be one of auto, none, embed, classify, got 'reward'"),
         ({"runner": "generate", "convert": "embed"}, "contradict each other"),
         ({"runner": "generate", "pooler_config": {}}, "pooler_config is for embeddings"),
         ({"pooler_config": {"pooling_type": "X"}}, "must be one of LAST"),

@@ -1,15 +1,17 @@
-"""Requests for embeddings as the front end makes them: what the model adds, how texts are cut, the last arithmetic."""
+"""Requests for vectors as the front end makes them: what the model adds, how texts are cut, the last arithmetic."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from rustvllm import PoolingParams, SamplingParams, _core
 from rustvllm.config import EngineConfig, ModelConfig
+from rustvllm.config.classifier import ClassifierConfig
 from rustvllm.config.pooler import PoolerConfig
 from rustvllm.engine.input_processor import InputProcessor
-from rustvllm.engine.request.pooling import finished_vector, num_appended_tokens
+from rustvllm.engine.request.pooling import FilledPooling, finished_vector, num_appended_tokens
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.sampling_params import RequestOutputKind
 
@@ -94,7 +96,7 @@ def test_a_request_has_the_models_defaults_and_room_for_the_whole_context():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"task": "score"}, "task must be embed"),
+        ({"task": "score"}, "task must be embed, classify or None"),
         ({"use_activation": 1}, "use_activation must be True or False"),
         ({"skip_reading_prefix_cache": "no"}, "skip_reading_prefix_cache must be True or False"),
         ({"dimensions": 0}, "dimensions must be at least 1"),
@@ -120,16 +122,61 @@ def test_parameters_that_are_wrong(fields, says):
 
 def test_vectors_are_cut_then_normalised():
     numbers = np.array([3.0, 4.0, 12.0, 0.0], np.float32)
-    found = finished_vector(numbers.tobytes(), PoolingParams(use_activation=True, dimensions=2))
+    found = finished_vector(numbers.tobytes(), FilledPooling(use_activation=True, dimensions=2))
     np.testing.assert_array_equal(found, np.array([0.6, 0.8], np.float32))
     assert found.dtype == np.float32
-    whole = finished_vector(numbers.tobytes(), PoolingParams(use_activation=False))
+    whole = finished_vector(numbers.tobytes(), FilledPooling(use_activation=False))
     np.testing.assert_array_equal(whole, numbers)
     assert whole.flags.writeable
-    zeros = finished_vector(np.zeros(4, np.float32).tobytes(), PoolingParams(use_activation=True))
+    zeros = finished_vector(np.zeros(4, np.float32).tobytes(), FilledPooling(use_activation=True))
     np.testing.assert_array_equal(zeros, np.zeros(4))
-    huge = finished_vector(np.full(4, 1e30, np.float32).tobytes(), PoolingParams(use_activation=True))
+    huge = finished_vector(np.full(4, 1e30, np.float32).tobytes(), FilledPooling(use_activation=True))
     np.testing.assert_array_equal(huge, np.full(4, 0.5, np.float32))
+
+
+@pytest.mark.parametrize("numbers", [[0.5], [-1.0, 2.0, 0.25], [1e4, -1e4], [-800.0], [3e38, -3e38]], ids=range(5))
+def test_numbers_of_labels_become_probabilities(numbers):
+    pooled = np.array(numbers, np.float32)
+    exact = torch.from_numpy(pooled).double()
+    for activation, wanted in (
+        ("softmax", torch.softmax(exact, dim=0)),
+        ("sigmoid", torch.sigmoid(exact)),
+        ("none", exact),
+    ):
+        asked = FilledPooling(use_activation=True, activation=activation)
+        found = finished_vector(pooled.tobytes(), asked)
+        np.testing.assert_allclose(found, wanted.float(), atol=1e-7, rtol=0)
+        asked.use_activation = False
+        np.testing.assert_array_equal(finished_vector(pooled.tobytes(), asked), pooled)
+
+
+def test_a_request_to_classify_has_the_classifiers_activation_and_no_dimensions():
+    classifier = ClassifierConfig(num_labels=2, activation="sigmoid")
+    made = processor(pooler=PoolerConfig(classifier=classifier))
+    filled = made.process([1], PoolingParams()).params.pooling
+    assert (filled.task, filled.activation, filled.use_activation) == ("classify", "sigmoid", True)
+    for params, says in (
+        (PoolingParams(dimensions=2), "dimensions is for embeddings, but m classifies"),
+        (PoolingParams(task="embed"), "m classifies here and makes no embeddings: use LLM.classify or POST /classify"),
+        (SamplingParams(), "m classifies here and generates no text: use LLM.classify or POST /classify$"),
+    ):
+        with pytest.raises(InvalidRequestError, match=says):
+            made.process([1], params)
+
+
+def test_scores_come_from_embeddings_and_from_one_label():
+    for pooler, says in (
+        (PoolerConfig(), None),
+        (PoolerConfig(classifier=ClassifierConfig(num_labels=1)), None),
+        (PoolerConfig(classifier=ClassifierConfig(num_labels=3)), "a score needs a model with one label, and it has 3"),
+        (None, "m generates text here and gives no scores: start the engine with --runner pooling"),
+    ):
+        model = processor(pooler=pooler)._model
+        if says is None:
+            model.check_task("score")
+            continue
+        with pytest.raises(InvalidRequestError, match=says):
+            model.check_task("score")
 
 
 def test_each_engine_says_what_it_does_instead():

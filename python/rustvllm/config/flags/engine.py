@@ -62,20 +62,23 @@ class EngineFlags:
         group="model",
     )
     runner: str = arg(
-        "generate: text; pooling: embeddings; auto: pooling for the folder of a sentence-transformers model and for "
-        "classes such as Qwen3Model, else generate",
+        "generate: text; pooling: embeddings or classification; auto: pooling for the folder of a "
+        "sentence-transformers model and for classes such as Qwen3Model and Qwen3ForSequenceClassification, else "
+        "generate",
         "auto",
         group="model",
     )
     convert: str = arg(
-        "embed: make embeddings with a model that generates text, as --runner pooling does; auto, none: as --runner "
-        "says",
+        "embed: make embeddings with a model that generates text, as --runner pooling does; classify: classify with "
+        "it, which needs classifier_from_token and method in --hf-overrides, or a score layer in the files; auto, "
+        "none: as --runner and the model's class say",
         "auto",
         group="model",
     )
     pooler_config: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise
-        'how embeddings are made, as JSON: {"pooling_type": "LAST", "MEAN" or "CLS", "use_activation": true: of length '
-        "1, \"dimensions\": N} (default: as the model's folder says, else the last token's, of length 1)",
+        'how a prompt is pooled, as JSON: {"pooling_type": "LAST", "MEAN" or "CLS", "use_activation": true: embeddings '
+        'have length 1, and classes have probabilities, "dimensions": N} (default: as the folder says, else the last '
+        "token, with activation)",
         type=parse_json_object,
         group="model",
     )

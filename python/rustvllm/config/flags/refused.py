@@ -50,7 +50,7 @@ REFUSED_ARGUMENTS: Final[Mapping[str, str]] = {
         "tokenizer_revision=None"
     ),
     "revision applies to the model and its code": "code_revision=None",
-    "set runner to pooling for embeddings": "task=auto,generate",
+    "set runner to pooling for embeddings, and convert to classify for classification": "task=auto,generate",
     "messages can only hold text": "limit_mm_per_prompt=None",
     "rustvllm does not compile models; cudagraph_capture_sizes sets the sizes of CUDA graphs": (
         "compilation_config=None,0,1,2,3"

@@ -6,10 +6,11 @@ from time import monotonic_ns, time_ns
 from typing import Any, ClassVar, Final, NoReturn
 
 from rustvllm import _core
+from rustvllm.engine.request.pooling import FilledPooling
 from rustvllm.logger import init_logger
 from rustvllm.lora.request import LoRARequest
 from rustvllm.parameter_checks import check_number
-from rustvllm.sampling_params import PoolingParams, PromptOnlyParams, RequestOutputKind, SamplingParams
+from rustvllm.sampling_params import PromptOnlyParams, RequestOutputKind, SamplingParams
 from rustvllm.sampling_params.table import FILTERS, SAMPLING_LISTS
 from rustvllm.tenant import Tenant
 
@@ -30,10 +31,10 @@ class EngineParams(SamplingParams):
     """Checked and normalised: tuples for lists, neutral filters for a greedy request. Made by :func:`engine_params`.
 
     Attributes:
-        pooling: What is asked of an embedding, with the model's defaults; None: the request generates.
+        pooling: What is asked of the prompt's vector, with the model's defaults; None: the request generates.
     """
 
-    pooling: ClassVar[PoolingParams | None] = None  # of an instance that :func:`pooling_params` made, its own
+    pooling: ClassVar[FilledPooling | None] = None  # of an instance that :func:`pooling_params` made, its own
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"{name} of a request that was made cannot be changed")
@@ -78,7 +79,7 @@ def engine_params(params: SamplingParams) -> EngineParams:
     return made
 
 
-def pooling_params(params: PoolingParams) -> EngineParams:
+def pooling_params(params: FilledPooling) -> EngineParams:
     """The parameters of a request that ends with the vector of its prompt.
 
     Args:

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Protocol
 
 from rustvllm import _core
-from rustvllm.engine.request.pooling import finished_vector
+from rustvllm.engine.request.pooling import FilledPooling, finished_vector
 from rustvllm.exceptions import (
     EngineDeadError,
     GrammarsFullError,
@@ -22,7 +22,7 @@ from rustvllm.exceptions import (
 from rustvllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs, PromptTokenLogprobs
 from rustvllm.lora.request import LoRARequest
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestMetrics, RequestOutput
-from rustvllm.sampling_params import PoolingParams, RequestOutputKind
+from rustvllm.sampling_params import RequestOutputKind
 
 
 class EventSink(Protocol):
@@ -154,7 +154,7 @@ class RequestState:
         prompt_progress: bool = False,
         adapter: int = 0,
         lora_request: LoRARequest | None = None,
-        pooling: PoolingParams | None = None,
+        pooling: FilledPooling | None = None,
     ) -> None:
         """Start with nothing generated.
 

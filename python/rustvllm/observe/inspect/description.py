@@ -28,7 +28,11 @@ def describe_engine(config: EngineConfig, num_blocks: int) -> list[str]:
         + (f", prefix caching ({_hash_function(cache)})" if cache.enable_prefix_caching else ""),
         f"Concurrency up to {scheduler.max_num_seqs} requests; the KV cache holds {full_length:.1f} of full length",
     ]
-    if (pooler := model.pooler) is not None:
+    if (pooler := model.pooler) is not None and (classifier := pooler.classifier) is not None:
+        made = f", {classifier.activation}" if pooler.use_activation and classifier.activation != "none" else ""
+        labels = f"{classifier.num_labels} label{'' if classifier.num_labels == 1 else 's'}"
+        lines.append(f"Classifier  {labels}{made}, {pooler.seq_pooling_type} pooling")
+    elif pooler is not None:
         size = pooler.dimensions or model.embedding_size
         length = ", of length 1" if pooler.use_activation else ""
         lines.append(f"Embeddings  {size} numbers each{length}, {pooler.seq_pooling_type} pooling")

@@ -32,7 +32,7 @@ async def create_embeddings(raw_request: Request) -> Response:
     model = state.model
     await model.refresh_adapters(request.model)
     name = model.resolve_name(request.model)
-    model.check_runner("pooling")
+    model.check_task("embed")
     refuse_unbuilt(request, EMBEDDING_REFUSALS)
     params = PoolingParams(
         dimensions=request.dimensions,

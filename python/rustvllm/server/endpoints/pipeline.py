@@ -245,7 +245,7 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
     await model.refresh_adapters(request.model)
     name = model.resolve_name(request.model)
     if not model.generates:
-        model.check_runner("generate")
+        model.check_task("generate")
     face = face_type(request, state, model)
     try:
         await run(face.read_fields)
