@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from rustvllm.outputs import PoolingOutput as PoolingOutput
     from rustvllm.outputs import PoolingRequestOutput as PoolingRequestOutput
     from rustvllm.outputs import RequestOutput as RequestOutput
+    from rustvllm.outputs import ScoringOutput as ScoringOutput
+    from rustvllm.outputs import ScoringRequestOutput as ScoringRequestOutput
     from rustvllm.sample.logits_processors import BatchUpdate as BatchUpdate
     from rustvllm.sample.logits_processors import LogitsProcessor as LogitsProcessor
     from rustvllm.sample.logits_processors import MoveDirectionality as MoveDirectionality
@@ -64,6 +66,8 @@ _HOMES = {
     "EmbeddingRequestOutput": "rustvllm.outputs",
     "PoolingOutput": "rustvllm.outputs",
     "PoolingRequestOutput": "rustvllm.outputs",
+    "ScoringOutput": "rustvllm.outputs",
+    "ScoringRequestOutput": "rustvllm.outputs",
     "Logprob": "rustvllm.logprobs",
     "EngineArgs": "rustvllm.config.engine_args",
     "AsyncEngineArgs": "rustvllm.config.engine_args",
@@ -73,10 +77,6 @@ _HOMES = {
 }
 
 _NOT_BUILT = {
-    **dict.fromkeys(
-        ("ScoringOutput", "ScoringRequestOutput"),
-        "LLM.embed makes embeddings and LLM.classify classifies, and there is no other pooling task",
-    ),
     "ModelRegistry": "models that rustvllm has no code for run through transformers' code (model_impl='transformers')",
     "initialize_ray_cluster": "distributed_executor_backend='ray' connects to Ray by itself",
 }
@@ -108,6 +108,8 @@ __all__ = [
     "RepetitionDetectionParams",
     "RequestOutput",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "Tenant",
     "TextPrompt",

@@ -305,6 +305,62 @@ class ClassificationOutput:
 
 
 @dataclass(slots=True)
+class ScoringOutput:
+    """The score of a pair of texts.
+
+    Attributes:
+        score: A classifier's probability, or the cosine of two embeddings.
+    """
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """What a pair of texts gives.
+
+    Attributes:
+        request_id: Name of the request; of two embeddings, both names with ``_`` between them.
+        outputs: The score.
+        prompt_token_ids: Token ids of the pair's prompt; of two embeddings, those of both texts, with the tokenizer's
+            padding token between them if it has one.
+        num_cached_tokens: Prompt tokens found in the prefix cache.
+        finished: Always True.
+        error: Always None: a request that failed raises.
+    """
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+    error: ClassVar[None] = None
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> "ScoringRequestOutput":
+        """What the request of a pair gives, which ended with one number."""
+        assert output.pooled is not None
+        score = ScoringOutput(float(output.pooled[0]))
+        return cls(output.request_id, score, output.prompt_token_ids, output.num_cached_tokens)
+
+    @classmethod
+    def of_two(
+        cls, first: RequestOutput, second: RequestOutput, score: float, pad: list[int]
+    ) -> "ScoringRequestOutput":
+        """What the embeddings of two texts give.
+
+        Args:
+            first: The output of one.
+            second: That of the other.
+            score: Of the two.
+            pad: Ids between their token ids.
+        """
+        ids = [*first.prompt_token_ids, *pad, *second.prompt_token_ids]
+        cached = first.num_cached_tokens + second.num_cached_tokens
+        return cls(f"{first.request_id}_{second.request_id}", ScoringOutput(score), ids, cached)
+
+
+@dataclass(slots=True)
 class ClassificationRequestOutput:
     """See :class:`PoolingRequestOutput`; the vector is a list of probabilities."""
 

@@ -143,7 +143,7 @@ async def test_fields_reach_the_engine():
         ({"input": "a", "padding": "max_length"}, "padding", "not supported yet"),
         ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", "float32"),
         ({"input": "a", "endianness": "big"}, "endianness", "little-endian"),
-        ({"input": "a", "task": "classify"}, "task", "no other pooling task"),
+        ({"input": "a", "task": "classify"}, "task", "POST /classify classifies"),
     ],
     ids=range(41),
 )
@@ -230,7 +230,7 @@ async def test_an_answer_without_all_of_its_vectors_is_an_error(how):
             asked = [asyncio.create_task(client.post(URL, json=body)) for body in (one, many)]
             await asked[0]
             await (state.abort_all() if how == "by a server that stops" else engine.pause_generation())
-            assert_error(await asked[1], 503, "ServiceUnavailableError", says=("of 20 inputs were aborted", "again"))
+            assert_error(await asked[1], 503, "ServiceUnavailableError", says=("of 20 texts were aborted", "again"))
             assert (await asked[0]).status_code == 200
             await engine.resume_generation()
             assert len((await client.post(URL, json=many)).json()["data"]) == 20

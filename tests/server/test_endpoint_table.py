@@ -112,5 +112,6 @@ async def test_what_a_row_says_generates_is_counted_as_load():
             await client.request(row.method, url_of(row))
     assert state.load.total == 0
     generating = {(method, path) for method, path, load in seen if load}
-    names = ("completions", "chat/completions", "messages", "responses", "embeddings")
-    assert generating == {("POST", f"/v1/{name}") for name in names}
+    version_1 = ("completions", "chat/completions", "messages", "responses", "embeddings", "score", "rerank")
+    paths = {*(f"/v1/{name}" for name in version_1), "/v2/rerank", "/classify", "/score", "/rerank"}
+    assert generating == {("POST", path) for path in paths}

@@ -31,6 +31,7 @@ EXPECTED = {
     "responses.py": ["stream: ", "status: ", " tokens", "answer: '"],
     "prefix_caching.py": ["'The dog': 0 of ", "'Lily said': 272 of "],
     "structured_output.py": ["choice: '", "regex: ' ", "json: '{", "a "],
+    "reranking.py": ["'The dog ran in the park.'\n"],
     "stream.py": ["a: 24 tokens in ", "b: 24 tokens in ", "c: 24 tokens in "],
 }
 CLIENTS = ("openai_client.py", "completion_client.py", "responses.py")

@@ -26,7 +26,7 @@ def test_every_name_is_there():
     assert set(rustvllm.__all__) <= set(dir(rustvllm))
 
 
-@pytest.mark.parametrize("name", ["ScoringRequestOutput", "ScoringOutput", "ModelRegistry"])
+@pytest.mark.parametrize("name", ["ModelRegistry", "initialize_ray_cluster"])
 def test_names_of_vllm_that_are_not_built_say_so(name):
     with pytest.raises(ImportError, match=f"{name} is not supported yet: "):
         getattr(rustvllm, name)

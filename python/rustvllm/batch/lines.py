@@ -8,7 +8,16 @@ from typing import Any, BinaryIO
 
 import pydantic_core
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+)
 MAX_CUSTOM_ID_CHARS = 512
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SKIP_BYTES = 1 << 20

@@ -129,7 +129,7 @@ class BatchRunner:
         error = None
         if status == HTTPStatus.OK:
             self.counts.answered += 1
-            self.counts.completion_tokens += json.loads(body)["usage"]["completion_tokens"]
+            self.counts.completion_tokens += json.loads(body)["usage"].get("completion_tokens", 0)  # reranking has none
         else:
             self.counts.failed += 1
             error = _error_of(status, body)

@@ -46,7 +46,7 @@ def make_parser() -> FlexibleArgumentParser:
         prog=PROGRAM,
         usage=f"{PROGRAM} -i INPUT -o OUTPUT [--model MODEL] [flags]",
         description="Answer a file of requests in the format of OpenAI's batches: one JSON object per line with "
-        "custom_id, method, url (/v1/chat/completions, /v1/completions or /v1/embeddings) and body.",
+        "custom_id, method, url (/v1/chat/completions, /v1/completions, /v1/embeddings, /score or /rerank) and body.",
         epilog="Exit codes: 0 all lines were answered; 3 the output is complete and some of its lines are errors; "
         "1 it is not, and finished answers are in OUTPUT.partial; 128 + a signal's number: the same, after a signal.",
     )

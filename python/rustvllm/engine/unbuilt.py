@@ -6,7 +6,8 @@ from typing import Any, Final
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.parameter_checks import shown
 
-_TWO_TASKS = "LLM.embed makes embeddings, LLM.classify classifies, and there is no other pooling task"
+_POOLING = "LLM has embed, classify, score and encode, and AsyncLLM has encode"
+_REWARD = "rustvllm has no reward models; LLM.classify with use_activation=False gives what the last layer gives"
 _SLEEP = "an engine cannot sleep; shutdown() frees the memory of the model, and a new engine loads it again"
 _PROFILE = "trace=True, trace_file and step_trace_file show where the time goes"
 _WORKERS = "workers run no functions of the caller; logits_processors change what is sampled"
@@ -15,7 +16,8 @@ _KV_ELSEWHERE = "KV blocks stay in their engine"
 
 _METHODS: Final[Mapping[str, str]] = {
     # the reason, or what works instead -> the methods
-    _TWO_TASKS: "encode embed classify score reward",
+    _POOLING: "encode embed classify score",
+    _REWARD: "reward",
     _SLEEP: "sleep wake_up is_sleeping release_kv_cache_memory checkpoint_prepare checkpoint_restore",
     _PROFILE: "start_profile stop_profile",
     _WORKERS: "apply_model collective_rpc",

@@ -104,6 +104,20 @@ class Conversations:
                 raise InvalidRequestError("the chat template renders the messages as an empty prompt", "messages")
         return with_tokenization(texts, tokenization)
 
+    def score_renderer(self, chat_template: str | None) -> "ChatRenderer | None":
+        """Renders a call's template of pairs, or the ``LLM``'s; None if there is neither: a model's own is for chats.
+
+        Raises:
+            InvalidRequestError: It is not valid Jinja.
+            ValueError: There is no tokenizer.
+        """
+        if not isinstance(chat_template, str | None):
+            raise InvalidRequestError(
+                f"chat_template must be text, got {type(chat_template).__name__}", "chat_template"
+            )
+        own = chat_template or self._template
+        return self._renderer_of(own) if own else None
+
     def _models_template(self, *, has_tools: bool) -> str | None:
         tokenizer = self._engine.get_tokenizer()
         of_tools = getattr(tokenizer, "tool_template", None) if has_tools else None

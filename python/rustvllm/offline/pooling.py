@@ -1,4 +1,4 @@
-"""The calls of ``LLM`` that end with a vector of each prompt: embeddings and classification."""
+"""The calls of ``LLM`` that end with a vector of each prompt: embeddings, classification, and scores of pairs."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,9 +7,11 @@ from typing import Any
 
 from rustvllm.engine.llm_engine import LLMEngine
 from rustvllm.engine.request.core_request import EngineCoreRequest
+from rustvllm.engine.request.pairs import PairPrompts, as_texts, cosines, pairs_of
 from rustvllm.engine.request.prompts import PromptType, with_tokenization
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.lora.request import LoRARequest, one_for_each
+from rustvllm.offline.conversations import Conversations
 from rustvllm.offline.prompt_queue import PromptQueue
 from rustvllm.offline.prompts import Prompts, as_prompts, params_of_each
 from rustvllm.outputs import (
@@ -17,10 +19,12 @@ from rustvllm.outputs import (
     EmbeddingRequestOutput,
     PoolingRequestOutput,
     RequestOutput,
+    ScoringRequestOutput,
 )
 from rustvllm.parameter_checks import shown
 from rustvllm.sampling_params import PoolingParams
 
+Texts = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 AnyPooling = PoolingParams | Sequence[PoolingParams] | None
 _TASKS = ("embed", "classify")
@@ -35,6 +39,8 @@ class PoolingMethods:
 
     llm_engine: LLMEngine
     _queue: PromptQueue
+    _conversations: Conversations
+    _pair_prompts: PairPrompts | None = None
 
     def embed(
         self,
@@ -129,6 +135,70 @@ class PoolingMethods:
             )
         outputs = self._pooled(pooling_task, prompts, use_tqdm, pooling_params, lora_request, tokenization_kwargs)
         return [PoolingRequestOutput.of(output) for output in outputs]
+
+    def score(
+        self,
+        data_1: Texts,
+        data_2: Texts,
+        /,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: Adapters = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Score pairs of texts, as ``docs/scoring.md`` says: by their embeddings, or with a classifier of one label.
+
+        Args:
+            data_1: One text for all of ``data_2``, or as many as there are.
+            data_2: A text or several.
+            use_tqdm: As in ``generate``.
+            pooling_params: Of all pairs; None: as the model's configuration says.
+            lora_request: The adapter of all texts; or, with a classifier, one (or None) for each pair.
+            tokenization_kwargs: As in ``generate``.
+            chat_template: Jinja template that makes a classifier's prompt of messages of the roles ``query`` and
+                ``document``; None: that of ``LLM(chat_template=...)``, or without one the two texts together.
+
+        Returns:
+            One output per pair, in the order of ``data_2``.
+
+        Raises:
+            InvalidRequestError: A text or parameter is wrong, or the engine gives no scores; nothing has run.
+            RequestFailedError: The engine failed on some pairs.
+            EngineDeadError: The engine was shut down or is broken.
+        """
+        self._queue.check_turn()
+        model = self.llm_engine.config.model
+        model.check_task("score")
+        params = PoolingParams() if pooling_params is None else pooling_params
+        if not isinstance(params, PoolingParams):
+            raise InvalidRequestError(
+                f"pooling_params must be a PoolingParams, got {type(params).__name__}", "pooling_params"
+            )
+        pairs = pairs_of(as_texts(data_1, "data_1"), as_texts(data_2, "data_2"), ("data_1", "data_2"))
+        if model.task == "classify":
+            if self._pair_prompts is None:
+                self._pair_prompts = PairPrompts(model, self.llm_engine.tokenizer)
+            prompts = self._pair_prompts.make(pairs, params, self._conversations.score_renderer(chat_template))
+            outputs = self._pooled("classify", prompts, use_tqdm, params, lora_request, tokenization_kwargs)
+            return [ScoringRequestOutput.of(output) for output in outputs]
+        if isinstance(lora_request, Sequence):
+            raise InvalidRequestError("lora_request must be one adapter: each text is embedded once", "lora_request")
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        outputs = self._pooled("embed", list[PromptType](texts), use_tqdm, params, lora_request, tokenization_kwargs)
+        of_text = dict(zip(texts, outputs, strict=True))
+        scores = cosines(pairs, {text: output.pooled for text, output in of_text.items()})
+        return [
+            ScoringRequestOutput.of_two(of_text[first], of_text[second], score, self._padding())
+            for (first, second), score in zip(pairs, scores, strict=True)
+        ]
+
+    def _padding(self) -> list[int]:
+        """What stands between the token ids of two texts."""
+        tokenizer = self.llm_engine.get_tokenizer()
+        pad = None if tokenizer.pad_token is None else tokenizer.convert_tokens_to_ids(tokenizer.pad_token)
+        return [] if pad is None else [pad]
 
     def _pooled(
         self,

@@ -12,6 +12,7 @@ from rustvllm.server.dashboard import routes as dashboard
 from rustvllm.server.endpoints import (
     adapters,
     chat,
+    classification,
     completions,
     embeddings,
     front_page,
@@ -19,6 +20,7 @@ from rustvllm.server.endpoints import (
     messages,
     metrics,
     models,
+    scoring,
     tokenization,
 )
 from rustvllm.server.endpoints import responses as responses_api
@@ -26,6 +28,7 @@ from rustvllm.server.errors import NotSupportedYetError
 from rustvllm.server.http.endpoint import Endpoint
 from rustvllm.server.schemas import messages as message_schemas
 from rustvllm.server.schemas import protocol, responses, responses_answer, responses_request
+from rustvllm.server.schemas import scoring as scoring_schemas
 
 _WITH_BODY = (400, 404, 413, 415, 500)
 
@@ -99,6 +102,42 @@ ENDPOINTS: Final = (
         errors=_WITH_BODY,
         generates=True,
         is_direct=True,
+    ),
+    Endpoint(
+        "POST",
+        "/classify",
+        classification.classify,
+        takes=(scoring_schemas.ClassificationRequest,),
+        answer=responses.ClassificationResponse,
+        errors=_WITH_BODY,
+        generates=True,
+        is_direct=True,
+    ),
+    *(
+        Endpoint(
+            "POST",
+            path,
+            scoring.create_scores,
+            takes=(scoring_schemas.ScoreRequest,),
+            answer=responses.ScoreResponse,
+            errors=_WITH_BODY,
+            generates=True,
+            is_direct=True,
+        )
+        for path in ("/score", "/v1/score")
+    ),
+    *(
+        Endpoint(
+            "POST",
+            path,
+            scoring.rerank,
+            takes=(scoring_schemas.RerankRequest,),
+            answer=responses.RerankResponse,
+            errors=_WITH_BODY,
+            generates=True,
+            is_direct=True,
+        )
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     Endpoint("GET", "/v1/models", models.list_models, answer=responses.ModelList),
     Endpoint("GET", "/v1/models/{model_id:path}", models.get_model, answer=responses.ModelCard, errors=(404,)),
@@ -184,9 +223,6 @@ _UNBUILT = """
     POST /v1/audio/translations
     POST /v1/images/generations
     POST /v1/images/edits
-    POST /v1/score
-    POST /v1/rerank
-    POST /v2/rerank
     GET /v1/files
     POST /v1/files
     GET /v1/batches
@@ -194,9 +230,6 @@ _UNBUILT = """
     POST /v1/chat/completions/render
     POST /v1/completions/render
     POST /pooling
-    POST /classify
-    POST /score
-    POST /rerank
     POST /invocations
     POST /inference/v1/generate
     GET /server_info

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rustvllm import __version__
 from rustvllm.config import TracingConfig
 from rustvllm.engine.request.default_params import default_sampling_params
+from rustvllm.engine.request.pairs import PairPrompts
 from rustvllm.logger import init_logger
 from rustvllm.lora.request import LoRARequest
 from rustvllm.observe.metrics.prometheus import PrometheusText
@@ -60,6 +61,7 @@ class ServedModel:
         self.check_num_logprobs = config.model.check_num_logprobs
         self.check_task = config.model.check_task
         self.generates = config.model.pooler is None
+        self.classifier = None if config.model.pooler is None else config.model.pooler.classifier
         self.created = int(time.time())
         self.default_sampling = _default_sampling(config.model)
         own_limit = config.model.generation_config.get("max_new_tokens")
@@ -76,8 +78,10 @@ class ServedModel:
                 "several as lines of 'role: text'); set another with --chat-template",
                 self.names[0],
             )
+        self.pair_prompts = None if self.classifier is None else PairPrompts(config.model, self.tokenizer)
         tokens = {} if self.tokenizer is None else special_tokens(self.tokenizer)
         self.chat_renderer = ChatRenderer(self.chat_template, tokens, f"the chat template of {self.names[0]}")
+        self.score_renderer = self.chat_renderer if settings.chat_template else None
         self.tool_renderer, tool_template = self.chat_renderer, getattr(self.tokenizer, "tool_template", None)
         if tool_template and not settings.chat_template:
             whose = f"the chat template for tools (tool_use) of {self.names[0]}"

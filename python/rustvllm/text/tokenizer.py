@@ -158,6 +158,11 @@ class Tokenizer:
         """The padding token."""
         return self.special_tokens_map.get("pad_token")
 
+    @property
+    def own_affixes(self) -> tuple[list[int], list[int]] | None:
+        """Ids before and behind a text, if ``tokenizer_config.json`` says them; None: ``tokenizer.json`` does."""
+        return (self._prefix, self._suffix) if self._own_affixes else None
+
     def _id_of(self, name: str) -> int | None:
         token = self.special_tokens_map.get(name)
         return None if token is None else self.core.token_to_id(token)

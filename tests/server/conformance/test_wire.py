@@ -141,7 +141,7 @@ def test_endpoints_that_are_not_there(client):
         response = client.request(method, url)
         assert_error(response, 405, "MethodNotAllowedError", says=(method, allowed))
         assert allowed in response.headers["allow"]
-    for url in ("/v1/score", "/v1/moderations", "/pooling", "/rerank"):
+    for url in ("/v1/moderations", "/pooling"):
         assert_error(client.post(url, json={}), 501, "NotImplementedError", says=(f"POST {url}", "not supported yet"))
 
 

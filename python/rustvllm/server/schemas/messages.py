@@ -29,9 +29,7 @@ class CountTokensRequest(BaseModel):
         max_length=MAX_MESSAGES, json_schema_extra={"minItems": 1}
     )
     system: str | Objects | None = described("Text, or a list of text blocks, that comes before the messages.")
-    tools: Objects | None = described(
-        "Tools that the model may call: `name`, `description`, `input_schema`, `strict`."
-    )
+    tools: Objects | None = described("Tools that the model may call: `name`, `description`, `input_schema`, `strict`.")
     tool_choice: dict[str, Any] | None = described(
         "`type` `auto` (the default): text or calls; `any`: calls; `tool` with `name`: a call of this one; `none`: "
         "text. `disable_parallel_tool_use`: one call at most."

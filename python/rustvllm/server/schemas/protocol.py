@@ -43,7 +43,7 @@ Ids = Annotated[list[int], FIRST_ERROR]
 Strings = Annotated[list[str], FIRST_ERROR]
 Objects = Annotated[list[dict[str, Any]], FIRST_ERROR]
 
-_PROMPT_SCHEMA = {
+PROMPT_SCHEMA = {
     "description": "Text, a list of texts, token ids, or a list of lists of token ids.",
     "anyOf": [
         {"type": "string"},
@@ -129,7 +129,7 @@ def _none_if_false(value: Any) -> Any:
     return None if value is False else value
 
 
-def _described(description: str, default: Any = None, **schema: Any) -> Any:
+def described(description: str, default: Any = None, **schema: Any) -> Any:
     """A field with what the OpenAPI document says of it; ``schema`` is said there and checked elsewhere."""
     return Field(default=default, description=description, json_schema_extra=schema or None)
 
@@ -142,14 +142,14 @@ def _sampling_number(name: str) -> Any:
         "maximum": number.high,
     }
     schema = {key: int(limit) if limit == int(limit) else limit for key, limit in limits.items() if isfinite(limit)}
-    return _described(number.description, **schema)
+    return described(number.description, **schema)
 
 
 def _sampling_list(name: str) -> Any:
     """A field with what the table of lists says of it."""
     row = SAMPLING_LISTS[name]
     schema: dict[str, Any] = {"additionalProperties": {"type": "number"}} if row.kind == "biases" else {}
-    return _described(row.description, **schema)
+    return described(row.description, **schema)
 
 
 def _max_entries(name: str) -> Any:
@@ -162,8 +162,8 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    include_usage: bool | None = _described("End with an event that has `usage` and no choices.", False)
-    continuous_usage_stats: bool | None = _described("With `include_usage`: put `usage` into every event.", False)
+    include_usage: bool | None = described("End with an event that has `usage` and no choices.", False)
+    continuous_usage_stats: bool | None = described("With `include_usage`: put `usage` into every event.", False)
 
 
 class RepetitionDetection(BaseModel):
@@ -171,13 +171,13 @@ class RepetitionDetection(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    max_pattern_size: int = _described(
+    max_pattern_size: int = described(
         "Most tokens of a pattern; 0: nothing is looked for.", 0, minimum=0, maximum=MAX_PATTERN_SIZE
     )
-    min_pattern_size: int = _described(
+    min_pattern_size: int = described(
         "Fewest tokens of a pattern, at most `max_pattern_size`; 0 means 1.", 0, minimum=0, maximum=MAX_PATTERN_SIZE
     )
-    min_count: int = _described(
+    min_count: int = described(
         "How many times in a row the pattern must come, at least 2.", 0, minimum=0, maximum=MAX_COUNT
     )
 
@@ -187,20 +187,20 @@ class GenerationRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    model: str | None = _described("A name by which this server serves its model; left out: the first of them.")
-    n: int | None = _described("Choices per prompt; greedy sampling allows 1.", minimum=1, maximum=MAX_CHOICES)
-    best_of: int | None = _described(
+    model: str | None = described("A name by which this server serves its model; left out: the first of them.")
+    n: int | None = described("Choices per prompt; greedy sampling allows 1.", minimum=1, maximum=MAX_CHOICES)
+    best_of: int | None = described(
         "Draw so many samples and return the `n` with the highest cumulative log-probability, best first. "
         "`usage` counts all of them. Not with greedy sampling, and in a stream `n` at most.",
         minimum=1,
         maximum=MAX_CHOICES,
     )
-    use_beam_search: bool | None = _described(
+    use_beam_search: bool | None = described(
         "Search with `n` beams, at most 64, instead of sampling, and return all of them, best first. Not streamed, and "
         "with nothing that changes the probabilities.",
         False,
     )
-    length_penalty: float | None = _described(
+    length_penalty: float | None = described(
         "With `use_beam_search`: the score of a beam is divided by the length of its output to the power of this.",
         1.0,
         minimum=-100,
@@ -214,73 +214,71 @@ class GenerationRequest(BaseModel):
     presence_penalty: float | None = _sampling_number("presence_penalty")
     frequency_penalty: float | None = _sampling_number("frequency_penalty")
     repetition_penalty: float | None = _sampling_number("repetition_penalty")
-    seed: int | None = _described("64 bits; choice i uses seed + i. -1: none.", minimum=-(2**63), maximum=2**63 - 1)
-    max_tokens: int | None = _described("Most tokens to generate; clamped to the room behind the prompt.", minimum=0)
-    min_tokens: int | None = _described("No end before so many tokens, by EOS or by a stop.", minimum=0)
-    stop: str | Annotated[Strings, Field(max_length=MAX_STOP_STRINGS)] | None = _described(
+    seed: int | None = described("64 bits; choice i uses seed + i. -1: none.", minimum=-(2**63), maximum=2**63 - 1)
+    max_tokens: int | None = described("Most tokens to generate; clamped to the room behind the prompt.", minimum=0)
+    min_tokens: int | None = described("No end before so many tokens, by EOS or by a stop.", minimum=0)
+    stop: str | Annotated[Strings, Field(max_length=MAX_STOP_STRINGS)] | None = described(
         "Strings that end the text, which is cut before them; 64 KiB together."
     )
-    stop_token_ids: Annotated[Ids, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = _described(
+    stop_token_ids: Annotated[Ids, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = described(
         "Token ids that end the text."
     )
-    repetition_detection: RepetitionDetection | None = _described(
+    repetition_detection: RepetitionDetection | None = described(
         "End an output that repeats itself, with the finish reason `repetition`; not before `min_tokens`."
     )
-    ignore_eos: bool | None = _described("Go on past the end-of-sequence token.")
-    include_stop_str_in_output: bool | None = _described("Cut behind the stop string.")
-    skip_special_tokens: bool | None = _described("Leave special tokens out of the text; the default.")
-    spaces_between_special_tokens: bool | None = _described("Put spaces between special tokens that are shown.")
+    ignore_eos: bool | None = described("Go on past the end-of-sequence token.")
+    include_stop_str_in_output: bool | None = described("Cut behind the stop string.")
+    skip_special_tokens: bool | None = described("Leave special tokens out of the text; the default.")
+    spaces_between_special_tokens: bool | None = described("Put spaces between special tokens that are shown.")
     logit_bias: Annotated[dict[str, Any], _max_entries("logit_bias")] | None = _sampling_list("logit_bias")
     allowed_token_ids: Annotated[Ids, _max_entries("allowed_token_ids")] | None = _sampling_list("allowed_token_ids")
     bad_words: Annotated[Strings, _max_entries("bad_words")] | None = _sampling_list("bad_words")
     logprob_token_ids: Annotated[Ids, _max_entries("logprob_token_ids")] | None = _sampling_list("logprob_token_ids")
-    response_format: dict[str, Any] | None = _described(
+    response_format: dict[str, Any] | None = described(
         'What the answer must be: `{"type": "text"}`, `{"type": "json_object"}`, or '
         '`{"type": "json_schema", "json_schema": {"name", "schema"}}`.'
     )
-    structured_outputs: dict[str, Any] | None = _described(
+    structured_outputs: dict[str, Any] | None = described(
         "What the answer must be: one of `json` (a schema), `json_object`, `regex`, `choice`, `grammar` (Lark or GBNF)."
     )
-    vllm_xargs: dict[str, Any] | None = _described("Arguments for the server's own logits processors.")
-    truncate_prompt_tokens: int | None = _described("Keep so many tokens of the prompt; -1: as fit.", minimum=-1)
-    truncation_side: Literal["left", "right"] | None = _described("Which end is cut off; `left` by default.")
-    add_special_tokens: bool | None = _described("Let the tokenizer add its beginning-of-sequence token and the like.")
-    stream: bool | None = _described("Answer with server-sent events.", False)
-    stream_options: StreamOptions | None = _described("Only with `stream`.")
-    stream_interval: int | None = _described(
+    vllm_xargs: dict[str, Any] | None = described("Arguments for the server's own logits processors.")
+    truncate_prompt_tokens: int | None = described("Keep so many tokens of the prompt; -1: as fit.", minimum=-1)
+    truncation_side: Literal["left", "right"] | None = described("Which end is cut off; `left` by default.")
+    add_special_tokens: bool | None = described("Let the tokenizer add its beginning-of-sequence token and the like.")
+    stream: bool | None = described("Answer with server-sent events.", False)
+    stream_options: StreamOptions | None = described("Only with `stream`.")
+    stream_interval: int | None = described(
         "In a stream: tokens per event, if that is more than `--stream-interval`; the first and the last come at once.",
         minimum=1,
     )
-    prompt_logprobs: int | None = _described(
+    prompt_logprobs: int | None = described(
         "Candidates to show for each place of the prompt; not with `stream`.", minimum=-1
     )
-    return_tokens_as_token_ids: bool | None = _described("Show tokens as `token_id:123` in log-probabilities.")
-    return_token_ids: bool | None = _described("Add `token_ids` to each choice, and `prompt_token_ids`.")
-    timings: bool | None = _described("Add `timings` to the answer, in a stream to each choice's last event.")
-    timings_per_token: bool | None = _described("The same, in a stream with every event that has text.")
-    return_progress: bool | None = _described(
-        "In a stream, events with `prompt_progress` while the prompt is computed."
-    )
-    priority: int | None = _described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
-    user: str | None = _described(
+    return_tokens_as_token_ids: bool | None = described("Show tokens as `token_id:123` in log-probabilities.")
+    return_token_ids: bool | None = described("Add `token_ids` to each choice, and `prompt_token_ids`.")
+    timings: bool | None = described("Add `timings` to the answer, in a stream to each choice's last event.")
+    timings_per_token: bool | None = described("The same, in a stream with every event that has text.")
+    return_progress: bool | None = described("In a stream, events with `prompt_progress` while the prompt is computed.")
+    priority: int | None = described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
+    user: str | None = described(
         "With `--scheduling-policy fair`, shares what its API key gets with the key's other users."
     )
-    cache_salt: str | None = _described(
+    cache_salt: str | None = described(
         "Share cached blocks only with requests of the same salt.", minLength=1, maxLength=128
     )
-    request_id: str | None = _described("Part of the answer's id; the header `X-Request-Id` wins.", maxLength=256)
+    request_id: str | None = described("Part of the answer's id; the header `X-Request-Id` wins.", maxLength=256)
 
 
 class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
-    prompt: Annotated[Any, AfterValidator(parse_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
-    logprobs: Annotated[int | None, BeforeValidator(_none_if_false)] = _described(
+    prompt: Annotated[Any, AfterValidator(parse_prompts), WithJsonSchema(PROMPT_SCHEMA)]
+    logprobs: Annotated[int | None, BeforeValidator(_none_if_false)] = described(
         "Candidates to show for each token besides its own; 0: its own alone.", minimum=-1
     )
-    echo: bool | None = _described("Begin each choice with the prompt; `max_tokens` may be 0 then.", False)
-    suffix: str | None = _described("Not supported: a 400 unless empty.", maxLength=0)
-    thinking_token_budget: int | None = _described(
+    echo: bool | None = described("Begin each choice with the prompt; `max_tokens` may be 0 then.", False)
+    suffix: str | None = described("Not supported: a 400 unless empty.", maxLength=0)
+    thinking_token_budget: int | None = described(
         "Most tokens of the model's thoughts, then they are ended; -1: any number.", minimum=-1
     )
 
@@ -290,26 +288,26 @@ class EmbeddingRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    model: str | None = _described("A name by which this server serves its model; left out: the first of them.")
-    input: Annotated[Any, AfterValidator(parse_inputs), WithJsonSchema(_PROMPT_SCHEMA)]
-    encoding_format: Literal["float", "base64"] | None = _described(
+    model: str | None = described("A name by which this server serves its model; left out: the first of them.")
+    input: Annotated[Any, AfterValidator(parse_inputs), WithJsonSchema(PROMPT_SCHEMA)]
+    encoding_format: Literal["float", "base64"] | None = described(
         "`float`: a list of numbers; `base64`: float32 numbers, little-endian, as base64.", "float"
     )
-    dimensions: int | None = _described(
+    dimensions: int | None = described(
         "Keep so many numbers; only for models that were trained for it (Matryoshka).", minimum=1
     )
-    use_activation: bool | None = _described("Normalise to length 1; the default is the model's.")
-    truncate_prompt_tokens: int | None = _described("Keep so many tokens of each input; -1: as fit.", minimum=-1)
-    truncation_side: Literal["left", "right"] | None = _described("Which end is cut off; `right` by default.")
-    add_special_tokens: bool | None = _described("Let the tokenizer add its special tokens; the default.")
-    priority: int | None = _described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
-    user: str | None = _described(
+    use_activation: bool | None = described("Normalise to length 1; the default is the model's.")
+    truncate_prompt_tokens: int | None = described("Keep so many tokens of each input; -1: as fit.", minimum=-1)
+    truncation_side: Literal["left", "right"] | None = described("Which end is cut off; `right` by default.")
+    add_special_tokens: bool | None = described("Let the tokenizer add its special tokens; the default.")
+    priority: int | None = described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
+    user: str | None = described(
         "With `--scheduling-policy fair`, shares what its API key gets with the key's other users."
     )
-    cache_salt: str | None = _described(
+    cache_salt: str | None = described(
         "Share cached blocks only with requests of the same salt.", minLength=1, maxLength=128
     )
-    request_id: str | None = _described("Part of the answer's id; the header `X-Request-Id` wins.", maxLength=256)
+    request_id: str | None = described("Part of the answer's id; the header `X-Request-Id` wins.", maxLength=256)
 
 
 class ChatMessage(BaseModel):
@@ -332,13 +330,13 @@ class Conversation(BaseModel):
     messages: Annotated[list[ChatMessage], FIRST_ERROR] = Field(
         max_length=MAX_MESSAGES, json_schema_extra={"minItems": 1}
     )
-    tools: Objects | None = _described("Functions that the model may call.", minItems=1)
-    documents: Objects | None = _described("Texts for templates of retrieval models.")
-    add_generation_prompt: bool | None = _described("End where the assistant's answer begins; the default.")
-    continue_final_message: bool | None = _described("Leave the last message open and go on with it.")
-    chat_template: str | None = _described("Jinja template; needs `--trust-request-chat-template`.")
-    chat_template_kwargs: dict[str, Any] | None = _described("Further variables for the template.")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = _described(
+    tools: Objects | None = described("Functions that the model may call.", minItems=1)
+    documents: Objects | None = described("Texts for templates of retrieval models.")
+    add_generation_prompt: bool | None = described("End where the assistant's answer begins; the default.")
+    continue_final_message: bool | None = described("Leave the last message open and go on with it.")
+    chat_template: str | None = described("Jinja template; needs `--trust-request-chat-template`.")
+    chat_template_kwargs: dict[str, Any] | None = described("Further variables for the template.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = described(
         "For the chat template; `none`: without thoughts."
     )
 
@@ -355,21 +353,21 @@ class PredictedContent(BaseModel):
 class ChatCompletionRequest(GenerationRequest, Conversation):
     """Body of ``POST /v1/chat/completions``."""
 
-    max_completion_tokens: int | None = _described("The newer name of `max_tokens`, and wins over it.", minimum=1)
-    logprobs: bool | None = _described("Show the log-probabilities of the answer's tokens.", False)
-    top_logprobs: int | None = _described("Candidates to show for each token; needs `logprobs`.", minimum=-1)
-    echo: bool | None = _described("Begin each choice with the last message, if the answer has its role.", False)
-    tool_choice: str | dict[str, Any] | None = _described(
+    max_completion_tokens: int | None = described("The newer name of `max_tokens`, and wins over it.", minimum=1)
+    logprobs: bool | None = described("Show the log-probabilities of the answer's tokens.", False)
+    top_logprobs: int | None = described("Candidates to show for each token; needs `logprobs`.", minimum=-1)
+    echo: bool | None = described("Begin each choice with the last message, if the answer has its role.", False)
+    tool_choice: str | dict[str, Any] | None = described(
         "`auto` (the default with tools): text or calls; `required`: calls; `none`: text; the type `function`: a call "
         "of this one; the type `allowed_tools`: `auto` or `required` of these."
     )
-    prediction: PredictedContent | None = _described(
+    prediction: PredictedContent | None = described(
         "What the answer is expected to be: with `--speculative-config` an answer that follows it is faster, and no "
         "token changes."
     )
-    parallel_tool_calls: bool | None = _described("More than one call; the default.")
-    include_reasoning: bool | None = _described("Show the model's thoughts; the default.")
-    thinking_token_budget: int | None = _described(
+    parallel_tool_calls: bool | None = described("More than one call; the default.")
+    include_reasoning: bool | None = described("Show the model's thoughts; the default.")
+    thinking_token_budget: int | None = described(
         "Most tokens of the model's thoughts, then they are ended; -1: any number.", minimum=-1
     )
 

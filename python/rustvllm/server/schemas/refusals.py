@@ -37,6 +37,14 @@ def _native(value: Any) -> bool:
     return value is None or value in ("native", "little")
 
 
+def _classify(value: Any) -> bool:
+    return value is None or value == "classify"
+
+
+def _zero(value: Any) -> bool:
+    return value is None or (value == 0 and not isinstance(value, bool))
+
+
 def _embed(value: Any) -> bool:
     return value is None or value == "embed"
 
@@ -97,7 +105,7 @@ EMBEDDING_REFUSALS: Refusals = {
     "padding": (_no_padding, "an input is computed as it is"),
     "embed_dtype": (_float32, "embeddings are float32"),
     "endianness": (_native, "base64 is little-endian"),
-    "task": (_embed, "there is no other pooling task"),
+    "task": (_embed, "POST /classify classifies"),
     "mm_processor_kwargs": (_nothing, "inputs are text"),
 }
 MESSAGES_REFUSALS: Refusals = {
@@ -105,4 +113,21 @@ MESSAGES_REFUSALS: Refusals = {
     "container": (_nothing, "this server runs no code"),
     "context_management": (_nothing, "send the messages that count"),
     "output_format": (_nothing, "send output_config with format"),
+}
+_POOLED: Refusals = {
+    "normalize": (_nothing, "it is called use_activation"),
+    "padding": (_no_padding, "a text is computed as it is"),
+    "mm_processor_kwargs": (_nothing, "texts alone are classified and scored"),
+}
+CLASSIFICATION_REFUSALS: Refusals = {
+    **_POOLED,
+    "messages": (_nothing, "send texts as input; POST /tokenize makes token ids of a conversation"),
+    "task": (_classify, "POST /v1/embeddings makes embeddings"),
+}
+SCORING_REFUSALS: Refusals = {
+    **_POOLED,
+    "max_tokens_per_query": (_zero, "truncate_prompt_tokens cuts the whole prompt of a pair"),
+    "max_tokens_per_doc": (_zero, "truncate_prompt_tokens cuts the whole prompt of a pair"),
+    "max_chunks_per_doc": (_nothing, "a document is one text"),
+    "rank_fields": (_nothing, "send each document as a text"),
 }

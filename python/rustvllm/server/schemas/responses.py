@@ -139,6 +139,76 @@ class EmbeddingResponse(_Answer):
     usage: Usage
 
 
+class Classification(_Answer):
+    """What one input was classified as."""
+
+    index: int = Field(description="Which input it is of.")
+    label: str | None = Field(description="The name of the label with the largest number.")
+    probs: list[float] = Field(description="A probability for each label.")
+    num_classes: int
+
+
+class ClassificationResponse(_Answer):
+    """Answer of ``POST /classify``."""
+
+    id: str
+    object: Literal["list"]
+    created: int = Field(description="Seconds since 1970.")
+    model: str
+    data: list[Classification]
+    usage: Usage
+
+
+class Score(_Answer):
+    """The score of one pair."""
+
+    index: int = Field(description="Which pair it is of.")
+    object: Literal["score"]
+    score: float
+
+
+class ScoreResponse(_Answer):
+    """Answer of ``POST /score``."""
+
+    id: str
+    object: Literal["list"]
+    created: int = Field(description="Seconds since 1970.")
+    model: str
+    data: list[Score]
+    usage: Usage
+
+
+class RankedDocument(_Answer):
+    """A document of a request."""
+
+    text: str
+    multi_modal: None
+
+
+class RankedResult(_Answer):
+    """A document with its score."""
+
+    index: int = Field(description="Its place in the request.")
+    document: RankedDocument = _absent("Unless `return_documents` is false.")
+    relevance_score: float
+
+
+class RerankUsage(_Answer):
+    """Tokens of all prompts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankResponse(_Answer):
+    """Answer of ``POST /rerank``: the best document first."""
+
+    id: str
+    model: str
+    usage: RerankUsage
+    results: list[RankedResult]
+
+
 class _Header(_Answer):
     id: str
     created: int = Field(description="Seconds since 1970.")

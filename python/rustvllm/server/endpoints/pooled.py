@@ -1,0 +1,143 @@
+"""Requests whose prompts end with a vector each: embeddings, classes and scores hand them to the engine alike."""
+
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.requests import Request
+
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.lora.request import LoRARequest
+from rustvllm.sampling_params import PoolingParams
+from rustvllm.server.answers.usage import UsageCounter
+from rustvllm.server.endpoints.pipeline import tenant_of
+from rustvllm.server.errors import UnavailableError
+from rustvllm.server.http.front_door import ARRIVAL_NS
+from rustvllm.server.state import ServedModel, ServerState
+from rustvllm.server.stream.generation import Generation, new_request_id, until_disconnect
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from rustvllm.engine.request.prompts import PromptType
+
+
+class PooledFields(Protocol):
+    """The fields that all of these requests have."""
+
+    model: str | None
+    use_activation: bool | None
+    truncate_prompt_tokens: int | None
+    truncation_side: Any
+    priority: int | None
+    user: str | None
+    cache_salt: str | None
+    request_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PooledCall:
+    """One HTTP request, checked as far as no prompt is needed.
+
+    Attributes:
+        state: Of the server.
+        name: The model's, or an adapter's, as the client typed it.
+        request_id: Of the answer.
+        params: Of each prompt.
+    """
+
+    state: ServerState
+    raw_request: Request
+    request: PooledFields
+    name: str
+    request_id: str
+    params: PoolingParams
+    lora_request: LoRARequest | None
+
+    @classmethod
+    async def begin(cls, raw_request: Request, request: PooledFields, task: str, prefix: str) -> "PooledCall":
+        """Check the model's name and what it does.
+
+        Args:
+            raw_request: What came in.
+            request: Its body.
+            task: ``embed``, ``classify`` or ``score``.
+            prefix: Of the answer's id.
+
+        Raises:
+            InvalidRequestError: The engine does something else, or a parameter is wrong.
+            UnknownModelError: There is no such model or adapter.
+        """
+        state: ServerState = raw_request.app.state.server
+        model = state.model
+        await model.refresh_adapters(request.model)
+        name = model.resolve_name(request.model)
+        model.check_task(task)
+        params = PoolingParams(
+            dimensions=getattr(request, "dimensions", None),
+            use_activation=request.use_activation,
+            truncate_prompt_tokens=request.truncate_prompt_tokens,
+            truncation_side=request.truncation_side,
+        )
+        request_id = new_request_id(prefix, raw_request, request.request_id)
+        return cls(state, raw_request, request, name, request_id, params, model.adapter_request(name))
+
+    @property
+    def model(self) -> ServedModel:
+        """That answers."""
+        return self.state.model
+
+    async def run(
+        self, prompts: "list[PromptType]", param: str
+    ) -> "tuple[list[npt.NDArray[np.float32]], dict[str, Any]]":
+        """The vector of each prompt, and the ``usage`` of all; a client that leaves ends them.
+
+        Args:
+            prompts: Each is a request of its own for the engine.
+            param: The field that they are made of, which errors name.
+
+        Raises:
+            InvalidRequestError: A prompt is wrong.
+            QueueFullError: The engine takes no more.
+            RequestFailedError: The engine failed on a prompt.
+            UnavailableError: Some prompts were aborted.
+        """
+        try:
+            generation = await Generation.start(
+                self.state,
+                self.model,
+                prompts,
+                self.params,
+                self.request_id,
+                self.request.priority or 0,
+                arrival_ns=self.raw_request.scope[ARRIVAL_NS],
+                tenant=tenant_of(self.raw_request, self.request.user),
+                lora_request=self.lora_request,
+            )
+        except InvalidRequestError as error:
+            if error.param == "prompt":
+                raise InvalidRequestError(str(error), param) from None
+            raise
+        async with aclosing(generation):
+            collected = generation.collect(len(prompts), 1)
+            outputs, _ = await until_disconnect(self.raw_request.receive, collected)
+        vectors = [output.pooled for output in outputs if output.pooled is not None]
+        if len(vectors) < len(prompts):  # without those that are missing the others would be of other texts
+            raise UnavailableError(
+                f"{len(prompts) - len(vectors)} of {len(prompts)} texts were aborted before their vectors were made: "
+                "the server is stopping, or a pause of its engine ended them; send the request again.",
+                retry_after=5,
+            )
+        usage = UsageCounter(show_cached=self.state.settings.enable_prompt_tokens_details)
+        for index, output in enumerate(outputs):
+            usage.add(index, output)
+        return vectors, usage.of_whole_answer()
+
+
+def salted(prompt: "PromptType", salt: str | None) -> "PromptType":
+    """A prompt, a text or a dict, that shares cached blocks only with those of its salt."""
+    if salt is None:
+        return prompt
+    made: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)  # type: ignore[arg-type]
+    return {**made, "cache_salt": salt}  # type: ignore[return-value]
