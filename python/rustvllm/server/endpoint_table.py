@@ -12,18 +12,16 @@ from rustvllm.server.dashboard import routes as dashboard
 from rustvllm.server.endpoints import (
     adapters,
     chat,
-    classification,
     completions,
-    embeddings,
     front_page,
     health,
     messages,
     metrics,
     models,
-    scoring,
     tokenization,
 )
 from rustvllm.server.endpoints import responses as responses_api
+from rustvllm.server.endpoints.pooling import classification, embeddings, scoring
 from rustvllm.server.errors import NotSupportedYetError
 from rustvllm.server.http.endpoint import Endpoint
 from rustvllm.server.schemas import messages as message_schemas

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rustvllm.server.answers.embeddings import embeddings_response
-from rustvllm.server.endpoints.pooled import PooledCall
+from rustvllm.server.endpoints.pooling.call import PooledCall
 from rustvllm.server.schemas.protocol import EmbeddingRequest
 from rustvllm.server.schemas.refusals import EMBEDDING_REFUSALS
 from rustvllm.server.schemas.request_body import at_size, read_request, refuse_unbuilt

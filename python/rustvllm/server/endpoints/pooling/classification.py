@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rustvllm.server.answers.scores import classification_response
-from rustvllm.server.endpoints.embeddings import prompts_of
-from rustvllm.server.endpoints.pooled import PooledCall
+from rustvllm.server.endpoints.pooling.call import PooledCall
+from rustvllm.server.endpoints.pooling.embeddings import prompts_of
 from rustvllm.server.schemas.refusals import CLASSIFICATION_REFUSALS
 from rustvllm.server.schemas.request_body import at_size, read_request, refuse_unbuilt
 from rustvllm.server.schemas.scoring import ClassificationRequest

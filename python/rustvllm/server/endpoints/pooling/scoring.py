@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from rustvllm.engine.request.pairs import check_pair_chars, cosines, pairs_of
 from rustvllm.server.answers.scores import rerank_response, score_response
-from rustvllm.server.endpoints.pooled import PooledCall, salted
+from rustvllm.server.endpoints.pooling.call import PooledCall, salted
 from rustvllm.server.schemas.refusals import SCORING_REFUSALS
 from rustvllm.server.schemas.request_body import at_size, read_request, refuse_unbuilt
 from rustvllm.server.schemas.scoring import RerankRequest, ScoreRequest, ScoringRequest
