@@ -44,7 +44,9 @@ NAMED_EVENTS = frozenset({ANTHROPIC, "/v1/responses", "/responses"})
 Case = Any
 """A request of schemathesis; its class is not public."""
 
-NEEDED = frozenset({"model", "prompt", "messages", "stream"})
+NEEDED = frozenset({"model", "prompt", "messages", "input", "stream"})
+NUMBERED = "/responses"
+"""What the path of numbered events ends with, each of which has its type in front, and which no [DONE] ends."""
 ROLES = ("user", "assistant", "system")
 SCHEMAS: tuple[Any, ...] = (
     True,
@@ -110,6 +112,11 @@ SENSIBLE: dict[str, Callable[[random.Random], Any]] = {
     "thinking_token_budget": lambda choice: choice.choice([None, -1, 0, 5]),
     "reasoning_effort": lambda choice: choice.choice([None, "none", "low"]),
     "modalities": lambda choice: choice.choice([None, ["text"]]),
+    "input": lambda choice: choice.choice(
+        ["Once", [{"role": "user", "content": "Once"}], [{"type": "message", "role": "assistant", "content": "a"}]]
+    ),
+    "include": lambda choice: choice.choice([None, ["message.output_text.logprobs"]]),
+    "text": lambda choice: choice.choice([None, {"format": {"type": "json_object"}}, {"verbosity": "low"}]),
     "prompt": lambda choice: choice.choice(
         ["Once", ["a", "b"], [1, 2, 3], [[5], [6, 7]], " " * 90, "\u00e9\U0001f600"]
     ),
@@ -237,7 +244,7 @@ def what_is_wrong_with_events(content: bytes, *, is_named: bool) -> str | None:
             return f"an event that is not JSON: {exc}"
         if is_named and event.get("type", "").encode() != name:
             return "an event of another name than its type"
-        if "error" in event and event["error"] is not None:
+        if event.get("error") is not None or event.get("type") in ("error", "response.failed"):
             return "an error in a stream that had begun"
     return None
 
@@ -262,7 +269,8 @@ def steer(case: Case, model: str, choice: random.Random) -> None:
         if name in sensible and choice.random() < 0.9:
             body[name] = sensible[name](choice)
     if choice.random() < 0.9:
-        body["max_tokens"] = choice.randint(1, MAX_TOKENS)
+        length = "max_output_tokens" if case.formatted_path.endswith(NUMBERED) else "max_tokens"
+        body[length] = choice.randint(1, MAX_TOKENS)
         body.pop("max_completion_tokens", None)
     if choice.random() < 0.9 and isinstance(body.get("messages"), list):
         body["messages"] = [mended(message, choice) for message in body["messages"] or [{}]]

@@ -18,7 +18,7 @@ from typing import Any
 
 import requests
 from openai_document import load_openai_document
-from openai_probes import ANSWERS, BASES, FIELDS, OPENAI_SCHEMAS, OUR_SCHEMAS
+from openai_probes import ANSWERS, BASES, LENGTHS, OPENAI_SCHEMAS, OUR_SCHEMAS, probe
 from response_schemas import ResponseSchemas
 
 TIMEOUT_SECONDS = 60
@@ -44,7 +44,7 @@ class Api:
 
     def ask(self, path: str, **fields: Json) -> requests.Response:
         """A generating request with the least that it needs, and ``fields``."""
-        body = {"model": self.model, "max_tokens": 2, **BASES[path], **fields}
+        body = {"model": self.model, LENGTHS[path]: 2, **BASES[path], **fields}
         return requests.post(f"{self._url}/v1{path}", json=body, timeout=TIMEOUT_SECONDS)
 
     def any(self, method: str, path: str) -> requests.Response:
@@ -100,8 +100,8 @@ def bodies_of(response: requests.Response) -> list[Json]:
     """The body of an answer, or the events of a stream."""
     if not response.headers["content-type"].startswith("text/event-stream"):
         return [response.json()]
-    frames = response.text.split("\n\n")[:-2]
-    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+    frames = response.text.removesuffix("data: [DONE]\n\n").split("\n\n")[:-1]
+    return [json.loads(frame[frame.index("data: ") :].removeprefix("data: ")) for frame in frames]
 
 
 def in_answers(
@@ -138,12 +138,13 @@ def in_fields(api: Api, schemas: Schemas, served: dict[str, Json]) -> Iterator[D
         theirs = schemas.properties(component)
         ours = served["components"]["schemas"][OUR_SCHEMAS[path]]["properties"]
         area = f"request: {path}"
-        if missing := theirs.keys() - FIELDS.keys() - BASES[path].keys() - {"model"}:
-            sys.exit(f"openai_probes.py has no value for {sorted(missing)}")
+        asked = theirs.keys() - BASES[path].keys() - {"model"}
+        if missing := sorted(name for name in asked if probe(path, name) is None):
+            sys.exit(f"openai_probes.py has no value for {missing}")
         for name, schema in theirs.items():
             if name in BASES[path] or name == "model":
                 continue
-            response = api.ask(path, **FIELDS[name])
+            response = api.ask(path, **(probe(path, name) or {}))
             if response.status_code != 200:
                 yield area, name, "refused"
             elif name not in ours:
@@ -156,7 +157,7 @@ def in_fields(api: Api, schemas: Schemas, served: dict[str, Json]) -> Iterator[D
 
 def at_limits(api: Api, schemas: Schemas, path: str, name: str, schema: Json) -> Iterator[Difference]:
     """Values at OpenAI's bounds that are refused here, and values beyond them that are served."""
-    others = {other: value for other, value in FIELDS[name].items() if other != name}
+    others = {other: value for other, value in (probe(path, name) or {}).items() if other != name}
     for bound, step in (("minimum", -1), ("maximum", 1)):
         limit = schemas.limit(schema, bound)
         if limit is _NO_LIMIT or abs(limit) > 2**53:
@@ -180,8 +181,8 @@ def in_endpoints(api: Api, document: dict[str, Json]) -> Iterator[Difference]:
 
 
 def together(found: set[Difference]) -> set[Difference]:
-    """What is the same for both kinds of requests, once."""
-    areas = [f"request: {path}" for path in BASES]
+    """What is the same for completions and chat completions, once."""
+    areas = ["request: /completions", "request: /chat/completions"]
     shared = set.intersection(*({(place, what) for area, place, what in found if area == own} for own in areas))
     kept = {row for row in found if not (row[0] in areas and row[1:] in shared)}
     return kept | {("requests", place, what) for place, what in shared}

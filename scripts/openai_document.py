@@ -1,7 +1,8 @@
 """OpenAI's description of its API, cut down to the endpoints that are served here.
 
 Runs in the environment `schemas` of `scripts/client_environments.sh`. The whole document describes 182 paths in 3 MB;
-what is kept of it are the paths of completions, chat completions and models with the schemas that these refer to.
+what is kept of it are the paths of completions, chat completions, responses and models with the schemas that these
+refer to.
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ PATHS = (
     "/chat/completions",
     "/chat/completions/{completion_id}",
     "/chat/completions/{completion_id}/messages",
+    "/responses",
+    "/responses/{response_id}",
+    "/responses/{response_id}/cancel",
+    "/responses/{response_id}/input_items",
     "/models",
     "/models/{model}",
 )

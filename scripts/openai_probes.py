@@ -5,13 +5,26 @@ from typing import Any
 BASES: dict[str, dict[str, Any]] = {
     "/completions": {"prompt": "Once upon a time"},
     "/chat/completions": {"messages": [{"role": "user", "content": "Once upon a time"}]},
+    "/responses": {"input": "Once upon a time"},
 }
 """The least that each endpoint needs in addition to a model."""
 
-OPENAI_SCHEMAS = {"/completions": "CreateCompletionRequest", "/chat/completions": "CreateChatCompletionRequest"}
-OUR_SCHEMAS = {"/completions": "CompletionRequest", "/chat/completions": "ChatCompletionRequest"}
+LENGTHS = {"/completions": "max_tokens", "/chat/completions": "max_tokens", "/responses": "max_output_tokens"}
+"""Which field says how long an answer may be."""
+
+OPENAI_SCHEMAS = {
+    "/completions": "CreateCompletionRequest",
+    "/chat/completions": "CreateChatCompletionRequest",
+    "/responses": "CreateResponse",
+}
+OUR_SCHEMAS = {
+    "/completions": "CompletionRequest",
+    "/chat/completions": "ChatCompletionRequest",
+    "/responses": "ResponsesRequest",
+}
 """What a request's schema is called in each document."""
 
+_RESPONSE_TOOLS = [{"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}}]
 _STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 _OURS: dict[str, Any] = {"timings": True, "return_token_ids": True, "prompt_logprobs": 1}
 _OURS_STREAMED: dict[str, Any] = {
@@ -36,6 +49,21 @@ ANSWERS: list[tuple[str, str, dict[str, Any]]] = [
     ("/chat/completions", "streamed chat", {"stream": True}),
     ("/chat/completions", "streamed chat", {"logprobs": True, "top_logprobs": 2, **_STREAM}),
     ("/chat/completions", "streamed chat", _OURS_STREAMED),
+    ("/responses", "response", {}),
+    (
+        "/responses",
+        "response",
+        {"text": {"format": {"type": "json_object"}, "verbosity": "low"}, "metadata": {"a": "b"}},
+    ),
+    ("/responses", "response", {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    ("/responses", "response", {"tools": _RESPONSE_TOOLS, "reasoning": {"effort": "low"}}),
+    ("/responses", "streamed response", {"stream": True}),
+    ("/responses", "streamed response", {"stream": True, "max_output_tokens": 500, "tools": _RESPONSE_TOOLS}),
+    (
+        "/responses",
+        "streamed response",
+        {"stream": True, "include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    ),
     ("/models", "models", {}),
     ("/models/{model}", "models", {}),
 ]
@@ -87,3 +115,32 @@ FIELDS: dict[str, dict[str, Any]] = {
     }.items()
 }
 """For each field of OpenAI's requests a value that asks for something, with the other fields that it needs."""
+
+RESPONSE_FIELDS: dict[str, dict[str, Any]] = {
+    name: fields if isinstance(fields, dict) else {name: fields}
+    for name, fields in {
+        "background": True,
+        "context_management": [{"type": "compaction"}],
+        "conversation": "conv_1",
+        "include": ["message.output_text.logprobs"],
+        "instructions": "Be brief.",
+        "max_output_tokens": 16,
+        "max_tool_calls": 1,
+        "parallel_tool_calls": {"parallel_tool_calls": False, "tools": _RESPONSE_TOOLS},
+        "previous_response_id": "resp_1",
+        "prompt": {"prompt": {"id": "pmpt_1"}},
+        "reasoning": {"reasoning": {"effort": "low"}},
+        "stream_options": {"stream": True, "stream_options": {"include_obfuscation": False}},
+        "text": {"text": {"format": {"type": "json_object"}}},
+        "tool_choice": {"tool_choice": "none", "tools": _RESPONSE_TOOLS},
+        "tools": [_RESPONSE_TOOLS[0]],
+        "top_logprobs": {"top_logprobs": 2, "include": ["message.output_text.logprobs"]},
+        "truncation": "auto",
+    }.items()
+}
+"""The same for a response, where they differ."""
+
+
+def probe(path: str, name: str) -> dict[str, Any] | None:
+    """A field of the requests of a path, with the other fields that it needs; None: there is no value for it."""
+    return RESPONSE_FIELDS.get(name, FIELDS.get(name)) if path == "/responses" else FIELDS.get(name)

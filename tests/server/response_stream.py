@@ -1,15 +1,35 @@
-"""What a client makes of the events of a streamed response, each of which is held to the SDK's types on the way."""
+"""What tests of responses share: an engine that says a text, tools, and what a client makes of a stream's events.
 
+Each event is held to the SDK's types on the way.
+"""
+
+import asyncio
 import json
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
+from asgi_client import assert_error, serving
+from fake_engine import FakeEngine
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from rustvllm.server.flags.settings import ServerSettings
 from rustvllm.server.schemas.responses_answer import ResponseEvent, ResponseObject
 
 URL = "/v1/responses"
+TEMPLATE = (
+    "{{ tools | tojson if tools else '' }}{% for message in messages %}<{{ message.role }}>"
+    "{{ '[' + message.reasoning + ']' if message.reasoning else '' }}{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "{{ '#' + message.tool_call_id if message.tool_call_id else '' }}{% endfor %}"
+    "{{ '<assistant>' if add_generation_prompt else '' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+)
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "name": "weather", "description": "The weather.", "parameters": CITY}
+PATCH = {"type": "custom", "name": "patch", "description": "Change a file."}
 _EVENTS = TypeAdapter(ResponseStreamEvent)
 _NAMES = {
     "message": ("response.output_text", "text"),
@@ -119,3 +139,44 @@ def without_ids(answer: dict[str, Any]) -> dict[str, Any]:
 def text_of(answer: dict[str, Any]) -> str:
     """The text of all messages."""
     return "".join(item["content"][0]["text"] for item in answer["output"] if item["type"] == "message")
+
+
+def saying(
+    text: str, template: str = TEMPLATE, **settings: Any
+) -> AbstractAsyncContextManager[tuple[httpx.AsyncClient, FakeEngine]]:
+    """A client of a server whose model says a text, a character a step."""
+    engine = FakeEngine(chat_template=template, max_model_len=4000)
+    engine.says = text
+    return serving(engine, ServerSettings(**settings))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition, and fail where it does not come."""
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to that")
+
+
+async def answered(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    """A whole answer, and the same of a stream, which must say the same."""
+    body = {"input": "Hi", "max_output_tokens": 1000, **fields}
+    whole = await client.post(URL, json=body)
+    assert whole.status_code == 200, whole.text
+    answer: dict[str, Any] = whole.json()
+    check_whole(answer)
+    streamed = joined(events_of(await client.post(URL, json={**body, "stream": True})))
+    assert without_ids(streamed) == without_ids(answer)
+    ids = [item["id"] for item in answer["output"]]
+    assert len(set(ids)) == len(ids)
+    return answer
+
+
+async def refused(body: dict[str, Any], template: str = TEMPLATE, **kinds: Any) -> None:
+    """Whole and streamed, a body is refused in the same words."""
+    async with saying("Yes.", template) as (client, engine):
+        for stream in (False, True):
+            response = await client.post(URL, json={"input": "Hi", **body, "stream": stream})
+            assert_error(response, 400, "BadRequestError", **kinds)
+    assert not engine.seen

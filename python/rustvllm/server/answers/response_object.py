@@ -136,6 +136,7 @@ def _echoed(asked: ResponsesRequest, params: SamplingParams) -> dict[str, Any]:
     """Members that repeat the request, with the defaults that it left to the server; its fields have been checked."""
     reasoning, text = asked.reasoning, asked.text
     summary = None if reasoning is None else reasoning.summary or reasoning.generate_summary
+    user = {} if asked.user is None else {"user": asked.user}  # alone of all members it must not be null
     return {
         "background": False,
         "conversation": None,
@@ -163,7 +164,7 @@ def _echoed(asked: ResponsesRequest, params: SamplingParams) -> dict[str, Any]:
         "top_logprobs": asked.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": asked.truncation or "disabled",
-        "user": asked.user,
+        **user,
     }
 
 

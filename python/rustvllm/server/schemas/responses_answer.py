@@ -177,7 +177,9 @@ class ResponseObject(_Answer):
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
-    user: str | None
+    user: str = Field(
+        default="", description="If it was sent.", json_schema_extra=lambda schema: schema.pop("default", None)
+    )
 
 
 class ResponseEvent(BaseModel):
