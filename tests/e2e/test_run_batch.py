@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -83,6 +84,7 @@ def test_from_a_url_to_a_url(store, tmp_path, capsys):
     assert len(again["choices"][0]["logprobs"]["token_logprobs"]) == 8
     printed = capsys.readouterr().err
     assert "4 lines: 3 answered, 1 failed; " in printed
+    assert re.search(r"; [1-9]\d* tokens read and [1-9]\d* generated in ", printed)
     assert f"the answers are in {store}/out\n" in printed
     assert "secret" not in printed
     assert list(tmp_path.iterdir()) == []

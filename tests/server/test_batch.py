@@ -61,6 +61,7 @@ async def test_every_line_is_answered_in_the_order_of_the_input(tmp_path):
     assert len({answer["id"] for answer in answers}) == len({answer["response"]["request_id"] for answer in answers})
     assert (counts.answered, counts.failed, counts.earlier) == (40, 0, 0)
     assert counts.completion_tokens == sum((1 + i % 2) * (40 - i) if i % 3 else 3 for i in range(40))
+    assert counts.prompt_tokens == sum(answer["response"]["body"]["usage"]["prompt_tokens"] for answer in answers) > 0
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,14 @@ class BatchCounts:
         earlier: Lines that a run before this one had answered.
         answered: Lines with status 200, those of ``earlier`` not among them.
         failed: Lines with an error.
-        completion_tokens: Generated for ``answered``.
+        prompt_tokens, completion_tokens: Of ``answered``: what was read, and what was generated.
         seconds: From the first line to the last answer.
     """
 
     earlier: int = 0
     answered: int = 0
     failed: int = 0
+    prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
 
@@ -129,7 +130,9 @@ class BatchRunner:
         error = None
         if status == HTTPStatus.OK:
             self.counts.answered += 1
-            self.counts.completion_tokens += json.loads(body)["usage"].get("completion_tokens", 0)  # reranking has none
+            usage = json.loads(body)["usage"]
+            self.counts.prompt_tokens += usage["prompt_tokens"]
+            self.counts.completion_tokens += usage.get("completion_tokens", 0)  # reranking has none
         else:
             self.counts.failed += 1
             error = _error_of(status, body)

@@ -130,9 +130,10 @@ def _run(args: argparse.Namespace, stack: ExitStack) -> int:
         _say(f"the input has no lines; {where} is empty")
         return EXIT_OK
     _say(
-        f"{counts.total} lines: {counts.answered} answered, {counts.failed} failed"
+        f"{counts.total} {'line' if counts.total == 1 else 'lines'}: {counts.answered} answered, {counts.failed} failed"
         + (f", {counts.earlier} answered before" if counts.earlier else "")
-        + f"; {counts.completion_tokens} tokens in {counts.seconds:.1f} s; the answers are in {where}"
+        + f"; {counts.prompt_tokens} tokens read and {counts.completion_tokens} generated in {counts.seconds:.1f} s; "
+        f"the answers are in {where}"
     )
     return EXIT_LINES_FAILED if counts.failed else EXIT_OK
 
