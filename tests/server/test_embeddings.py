@@ -239,6 +239,20 @@ async def test_an_answer_without_all_of_its_vectors_is_an_error(how):
         state.close()
 
 
+async def test_more_inputs_than_may_ever_wait_are_no_full_queue():
+    async with pooling(max_num_queued_reqs=3, sim_step_time=50.0) as (client, engine):
+        answer = await client.post(URL, json={"input": ["a"] * 4})
+        says = ("the request has 4 prompts, but at most 3 may wait (max_num_queued_reqs)", "send fewer")
+        assert_error(answer, 400, "BadRequestError", param="input", says=says)
+        assert (await engine.current_stats())["num_requests"] == 0
+        assert len((await client.post(URL, json={"input": ["a"] * 3})).json()["data"]) == 3
+    async with pooling(runner="generate", max_num_queued_reqs=3) as (client, _):
+        answer = await client.post("/v1/completions", json={"prompt": ["a", "b"], "n": 2, "temperature": 1})
+        says = ("the request has 2 prompts with 2 samples each, but at most 3",)
+        assert_error(answer, 400, "BadRequestError", param="prompt", says=says)
+        assert (await client.post("/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 1})).status_code == 200
+
+
 async def test_a_client_that_leaves_frees_its_requests():
     async with pooling(sim_step_time=20.0) as (client, engine):
         task = asyncio.create_task(client.post(URL, json={"input": [[5] * 200] * 300}))

@@ -284,7 +284,10 @@ class AsyncLLM(AsyncState, AdapterMethods):
         tokenization_kwargs: Mapping[str, Any] | None = None,
         **unbuilt: Any,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """Run a request for the vector of its prompt and yield it; arguments and errors as for :meth:`generate`."""
+        """Run a request for the vector of its prompt and yield it; one that is aborted yields nothing.
+
+        Arguments and errors are those of :meth:`generate`.
+        """
         params = PoolingParams() if pooling_params is None else pooling_params
         stream = await self.add_request(
             request_id,

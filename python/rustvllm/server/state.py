@@ -57,6 +57,7 @@ class ServedModel:
         self.engine = engine
         self.names: tuple[str, ...] = tuple(config.model.served_model_name) or (config.model.model,)
         self.max_model_len = config.model.max_model_len
+        self.max_num_queued = config.scheduler.max_num_queued_reqs * config.parallel.data_parallel_size
         self.vocab_size = config.model.vocab_size
         self.check_num_logprobs = config.model.check_num_logprobs
         self.check_task = config.model.check_task

@@ -110,6 +110,7 @@ class Generation:
             QueueFullError: The engine takes no more.
             EngineDeadError: The engine has stopped.
         """
+        _check_count(len(prompts), params, model.max_num_queued)
         generation = cls(state)
         # Clients may send the same id twice at a time; the engine's ids must differ all the same.
         stem = f"{request_id}-{secrets.token_hex(4)}"
@@ -212,6 +213,24 @@ class Generation:
         if len(last) < num_prompts or len(samples) < num_prompts * n:
             raise RequestFailedError("The request ended before it produced any output.")
         return [last[index] for index in sorted(last)], [samples[index] for index in sorted(samples)]
+
+
+def _check_count(num_prompts: int, params: SamplingParams | PoolingParams, most: int) -> None:
+    """Refuse more requests than the queue ever takes, before any of them is begun.
+
+    Args:
+        num_prompts: Prompts of the HTTP request.
+        params: Of each; samples are requests of their own.
+        most: Requests that may wait, in all engines.
+    """
+    num_samples = params.num_samples if isinstance(params, SamplingParams) else 1
+    if num_prompts > 1 and num_prompts * num_samples > most:
+        samples = f" with {num_samples} samples each" if num_samples > 1 else ""
+        raise InvalidRequestError(
+            f"the request has {num_prompts} prompts{samples}, but at most {most} may wait (max_num_queued_reqs): send "
+            "fewer at a time",
+            "prompt",
+        )
 
 
 async def _merge(streams: Sequence["RequestStream"]) -> AsyncGenerator[PromptOutput, None]:
