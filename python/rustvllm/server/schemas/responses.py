@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-def _absent(description: str | None = None) -> Any:
+def absent(description: str | None = None) -> Any:
     """A field that may be absent, which is another thing than null."""
     return Field(default=None, description=description, json_schema_extra=lambda schema: schema.pop("default", None))
 
@@ -31,9 +31,9 @@ class PromptTokensDetails(_Answer):
 class CompletionTokensDetails(_Answer):
     """For a model that thinks, and for a request with a prediction."""
 
-    reasoning_tokens: int = _absent(description="Tokens between the marks of the model's thoughts.")
-    accepted_prediction_tokens: int = _absent(description="Drafts out of the prediction that were kept.")
-    rejected_prediction_tokens: int = _absent(description="Those that were run in vain.")
+    reasoning_tokens: int = absent(description="Tokens between the marks of the model's thoughts.")
+    accepted_prediction_tokens: int = absent(description="Drafts out of the prediction that were kept.")
+    rejected_prediction_tokens: int = absent(description="Those that were run in vain.")
 
 
 class _Counts(_Answer):
@@ -52,8 +52,8 @@ class Usage(_Counts):
 class ChunkUsage(_Counts):
     """The same in an event."""
 
-    prompt_tokens_details: PromptTokensDetails = _absent()
-    completion_tokens_details: CompletionTokensDetails = _absent()
+    prompt_tokens_details: PromptTokensDetails = absent()
+    completion_tokens_details: CompletionTokensDetails = absent()
 
 
 class AnswerTimings(_Answer):
@@ -189,7 +189,7 @@ class RankedResult(_Answer):
     """A document with its score."""
 
     index: int = Field(description="Its place in the request.")
-    document: RankedDocument = _absent("Unless `return_documents` is false.")
+    document: RankedDocument = absent("Unless `return_documents` is false.")
     relevance_score: float
 
 
@@ -222,7 +222,7 @@ class _Whole(_Header):
     kv_transfer_params: None
     ec_transfer_params: None
     metrics: None
-    timings: AnswerTimings = _absent()
+    timings: AnswerTimings = absent()
 
 
 class CompletionResponse(_Whole):
@@ -233,9 +233,9 @@ class CompletionResponse(_Whole):
 
 
 class _Chunk(_Header):
-    usage: ChunkUsage | None = _absent("With `include_usage`: null but at the end.")
-    timings: AnswerTimings = _absent()
-    prompt_progress: PromptProgress = _absent()
+    usage: ChunkUsage | None = absent("With `include_usage`: null but at the end.")
+    timings: AnswerTimings = absent()
+    prompt_progress: PromptProgress = absent()
 
 
 class CompletionChunk(_Chunk):
@@ -283,7 +283,7 @@ class ToolCall(_Answer):
 class CalledFunctionDelta(_Answer):
     """A function's name, or more of its arguments."""
 
-    name: str = _absent()
+    name: str = absent()
     arguments: str
 
 
@@ -291,8 +291,8 @@ class ToolCallDelta(_Answer):
     """What is new of a call: its id and name first, then pieces of its arguments."""
 
     index: int
-    id: str = _absent()
-    type: Literal["function"] = _absent()
+    id: str = absent()
+    type: Literal["function"] = absent()
     function: CalledFunctionDelta
 
 
@@ -302,8 +302,8 @@ class ChatAnswer(_Answer):
     role: str = Field(description="As `--response-role` says; that of the last message where that one goes on.")
     content: str | None = Field(description="Null if the message has calls or thoughts alone.")
     reasoning: str | None = Field(description="The model's thoughts.")
-    reasoning_content: str = _absent("The same under its older name.")
-    tool_calls: list[ToolCall] = _absent()
+    reasoning_content: str = absent("The same under its older name.")
+    tool_calls: list[ToolCall] = absent()
     refusal: None
     annotations: None
     audio: None
@@ -313,11 +313,11 @@ class ChatAnswer(_Answer):
 class ChatDelta(_Answer):
     """What is new of the assistant's message: its role first, then text, thoughts or calls."""
 
-    role: str = _absent()
-    content: str = _absent()
-    reasoning: str = _absent()
-    reasoning_content: str = _absent()
-    tool_calls: list[ToolCallDelta] = _absent()
+    role: str = absent()
+    content: str = absent()
+    reasoning: str = absent()
+    reasoning_content: str = absent()
+    tool_calls: list[ToolCallDelta] = absent()
 
 
 class ChatChoice(_Answer):
@@ -340,7 +340,7 @@ class ChatChunkChoice(_Answer):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
     stop_reason: int | str | None
-    token_ids: list[int] | None = _absent("Ids of the text; null without `return_token_ids`.")
+    token_ids: list[int] | None = absent("Ids of the text; null without `return_token_ids`.")
 
 
 class ChatCompletionResponse(_Whole):
@@ -358,8 +358,8 @@ class ChatCompletionChunk(_Chunk):
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice] = Field(max_length=1)
-    prompt_token_ids: list[int] | None = _absent("In the first event of a choice; null without `return_token_ids`.")
-    prompt_text: None = _absent("In the first event of a choice.")
+    prompt_token_ids: list[int] | None = absent("In the first event of a choice; null without `return_token_ids`.")
+    prompt_text: None = absent("In the first event of a choice.")
 
 
 class ModelCard(_Answer):
@@ -373,7 +373,7 @@ class ModelCard(_Answer):
     parent: str | None
     max_model_len: int
     permission: list[Any] = Field(max_length=0)
-    merged_adapters: list[str] = _absent("Folders of the adapters that its weights hold (`--merge-lora`).")
+    merged_adapters: list[str] = absent("Folders of the adapters that its weights hold (`--merge-lora`).")
 
 
 class ModelList(_Answer):
@@ -402,10 +402,10 @@ class HealthResponse(_Answer):
     """Answer of ``GET /health``: 200 with ``ok``, else 503."""
 
     status: Literal["ok", "loading", "stopping", "stalled", "restarting", "dead"]
-    message: str = _absent()
-    engine: int = _absent("Rank of the engine that is stalled.")
-    seconds: float = _absent("For how long it has shown no sign of life.")
-    dead_engines: list[int] = _absent("Ranks of engines that are gone, while others serve.")
+    message: str = absent()
+    engine: int = absent("Rank of the engine that is stalled.")
+    seconds: float = absent("For how long it has shown no sign of life.")
+    dead_engines: list[int] = absent("Ranks of engines that are gone, while others serve.")
 
 
 class VersionResponse(_Answer):

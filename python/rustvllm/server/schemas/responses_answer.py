@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rustvllm.server.schemas.responses import absent
+
 
 class _Answer(BaseModel):
     model_config = ConfigDict(extra="forbid", defer_build=True)
@@ -177,9 +179,7 @@ class ResponseObject(_Answer):
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
-    user: str = Field(
-        default="", description="If it was sent.", json_schema_extra=lambda schema: schema.pop("default", None)
-    )
+    user: str = absent("If it was sent.")
 
 
 class ResponseEvent(BaseModel):
