@@ -119,6 +119,34 @@ async def test_the_user_is_charged_under_either_name():
     assert tenants[0] == tenants[1] == tenants[2] != tenants[3]
 
 
+async def test_the_request_of_a_coding_agent_is_served():
+    """What Codex sends, with the fields that have no effect here."""
+    body = {
+        "model": "fake",
+        "instructions": "You are a coding agent.",
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Rules."}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        ],
+        "tools": [{**WEATHER, "strict": False}, PATCH],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "text": {"verbosity": "low"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "0199c7a2",
+        "service_tier": "auto",
+        "max_tool_calls": 3,
+    }
+    async with saying(CALL) as (client, _):
+        answer = await answered(client, **body)
+    assert [item["type"] for item in answer["output"]] == ["function_call"]
+    assert answer["reasoning"] == {"effort": "medium", "summary": "auto"}
+    assert answer["text"] == {"format": {"type": "text"}, "verbosity": "low"}
+    assert (answer["max_tool_calls"], answer["service_tier"]) == (3, "default")
+
+
 # -- the way out --------------------------------------------------------------------------------------------------
 
 

@@ -131,13 +131,14 @@ class ResponseEvents(ChunkRenderer):
         yield b"".join(some)
 
     def error(self, exc: BaseException) -> bytes:
-        """The event of an error that ends the stream: of the response if it has begun."""
+        """The events of an error that ends the stream; a response that has begun keeps what was said so far."""
         status, message, param, _ = describe(exc)
         if not self._number:
             members = {"code": error_code(status), "message": message, "param": param}
             return b"".join(self._event("error", json_bytes(members)[1:-1]))
+        parts = [] if self._current is None else self._close(is_whole=False)
         state = self.frame.ended(failed(status, message), self._output(), None)
-        return b"".join(self._event("response.failed", b'"response":', state))
+        return b"".join([*parts, *self._event("response.failed", b'"response":', state)])
 
     def _output(self) -> list[bytes]:
         """The items so far."""
