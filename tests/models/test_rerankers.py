@@ -108,7 +108,7 @@ def test_what_is_wrong_is_named(tmp_path):
     with torch.no_grad():
         model.lm_head.weight[WORDS["yes"], 3] = float("inf")
     model.save_pretrained(folder)
-    with pytest.raises(ModelLoadError, match=r"the head's rows of 'no', 'yes' has a number that is not finite"):
+    with pytest.raises(ModelLoadError, match=r"the head's rows of 'no', 'yes' have a number that is not finite"):
         LLM(folder, convert="classify", hf_overrides=TWO_WAY, **OPTIONS)
     bare = model.model
     bare.config.tie_word_embeddings = False

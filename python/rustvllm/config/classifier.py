@@ -15,8 +15,8 @@ from rustvllm.exceptions import ConfigError, ModelLoadError
 
 ACTIVATIONS: Final = ("softmax", "sigmoid", "none")
 METHODS: Final = ("from_2_way_softmax", "no_post_processing")
-MAX_LABELS: Final = 1 << 20
-"""Most labels: a vector of 4 MiB for each request."""
+MAX_LABELS: Final = 1 << 17
+"""Most labels: their probabilities are made on the event loop, in a millisecond or two."""
 MAX_LABEL_BYTES: Final = 48 << 10
 """Most bytes of all labels' names as JSON: a front end gets them in the handshake, which has 64 KiB."""
 _DEFAULT_LABELS: Final = 2

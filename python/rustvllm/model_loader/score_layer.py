@@ -1,4 +1,4 @@
-"""Completes the layer that classifies: makes it of rows of the head, if a checkpoint has none, and checks it.
+"""Completes the layer that classifies: makes it of rows of the head, if a checkpoint has none.
 
 The rows are read from the files again, in float32, because the model may keep its embedding packed and has no head.
 """
@@ -19,7 +19,7 @@ from rustvllm.exceptions import ModelLoadError
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, FLOAT_DTYPES, StoredTensor, read_headers
 from rustvllm.model_loader.gguf_tensors import read_gguf_headers
 from rustvllm.model_loader.reading import TensorReader
-from rustvllm.models.classifier import SCORE_NAME, Classifier, Score
+from rustvllm.models.classifier import Classifier, Score
 from rustvllm.text.tokenizer import read_core_tokenizer
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def fill_score(model: Classifier, config: EngineConfig) -> Score:
         config: Of its engine.
 
     Raises:
-        ModelLoadError: A token has no id, the files have no head, or a number of the layer is not finite.
+        ModelLoadError: A token has no id, the files have no head, or a number of a row is not finite.
     """
     assert config.model.pooler is not None
     classifier = config.model.pooler.classifier
@@ -46,11 +46,13 @@ def fill_score(model: Classifier, config: EngineConfig) -> Score:
         rows = _head_rows(model, config.model.path, _ids_of(classifier, config.model))
         if classifier.method == "from_2_way_softmax":
             rows = rows[1:] - rows[:1]
+        if not bool(rows.isfinite().all()):
+            tokens = ", ".join(map(repr, classifier.tokens))
+            raise ModelLoadError(
+                f"{config.model.path}: the head's rows of {tokens:.200} have a number that is not finite"
+            )
         with torch.inference_mode():
             model.score.weight.copy_(rows)
-    if not bool(model.score.weight.isfinite().all()):
-        what = f"the head's rows of {', '.join(map(repr, classifier.tokens))}" if classifier.tokens else SCORE_NAME
-        raise ModelLoadError(f"{config.model.path}: {what:.200} has a number that is not finite")
     return model.score
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rustvllm.config.architectures import CLASSIFIER_ENDING
 from rustvllm.config.classifier import ClassifierConfig
+from rustvllm.exceptions import ModelLoadError
 from rustvllm.models.interface import CausalLM
 
 SCORE_NAME: Final = "score.weight"
@@ -42,8 +43,10 @@ class Score(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """float32 ``[num_rows, width]`` → float32 ``[num_rows, num_labels]``."""
+        if states.shape[0] == 0:  # no prompt ends in the step
+            return states.new_empty(0, self.weight.shape[0])
         exact = states.double()[:, None, :]  # [num_rows, 1, width]
-        at_once = max(1, _NUMBERS_AT_ONCE // max(1, states.numel()))
+        at_once = max(1, _NUMBERS_AT_ONCE // states.numel())
         pieces = []
         for begin in range(0, self.weight.shape[0], at_once):
             rows = self.weight[begin : begin + at_once].double()
@@ -99,6 +102,11 @@ def classifying(model_class: type[CausalLM], config: ClassifierConfig, width: in
         def checkpoint_tensors(self) -> dict[str, Tensor]:
             stored = {f"score.{name}": tensor for name, tensor in self.score.checkpoint_tensors().items()}
             return super().checkpoint_tensors() | stored
+
+        def check_filled(self) -> None:
+            super().check_filled()
+            if not config.tokens and not bool(self.score.weight.isfinite().all()):
+                raise ModelLoadError(f"{SCORE_NAME} of this {type(self).__name__} has a number that is not finite")
 
     name = model_class.__name__
     base = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel")

@@ -74,7 +74,7 @@ def test_what_is_read(hf_config, expected):
         ({**TOKENS, "classifier_from_token": []}, "must be a list of tokens"),
         ({**TOKENS, "classifier_from_token": ["no", 7]}, "must be a list of tokens"),
         ({**TOKENS, "method": "magic"}, "method must be one of from_2_way_softmax, no_post_processing, got 'magic'"),
-        ({"num_labels": 0}, "num_labels must be an integer from 1 to 1048576, got 0"),
+        ({"num_labels": 0}, "num_labels must be an integer from 1 to 131072, got 0"),
         ({"num_labels": True}, "num_labels must be an integer"),
         ({"num_labels": 1 << 21}, "num_labels must be an integer"),
         ({"id2label": ["a"]}, "id2label must be an object"),

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from rustvllm.config.classifier import ClassifierConfig
+from rustvllm.models.classifier import Score
 from rustvllm.worker.pooler import NOT_NUMBERS, Pooler
 from rustvllm.worker.step_output import POOLED
 
@@ -115,3 +117,34 @@ def test_states_that_are_not_numbers_are_told(kind, value):
     prompts[1][2, 5] = value
     found = run(kind, prompts, [[(0, 2), (1, 1)], [(0, 1), (1, 2)]])
     assert [found[row][0] for row in (0, 1)] == [POOLED, NOT_NUMBERS]
+
+
+@pytest.mark.parametrize("num_labels", [1, 3, 50])
+def test_numbers_of_labels_have_the_same_bits_in_any_batch(num_labels, monkeypatch):
+    monkeypatch.setattr("rustvllm.models.classifier._NUMBERS_AT_ONCE", 40 * WIDTH)
+    generator = torch.Generator().manual_seed(num_labels)
+    score = Score(WIDTH, ClassifierConfig(num_labels=num_labels))
+    score.weight.copy_(torch.randn(num_labels, WIDTH, generator=generator))
+    states = torch.randn(30, WIDTH, generator=generator) * 50
+    together = score(states)
+    assert (together.dtype, together.shape) == (torch.float32, (30, num_labels))
+    torch.testing.assert_close(together, (states.double() @ score.weight.double().T).float(), atol=1e-5, rtol=1e-6)
+    for part in (states[:1], states[7:20], states[11:12]):
+        begin = next(row for row in range(30) if torch.equal(states[row], part[0]))
+        assert torch.equal(score(part), together[begin : begin + len(part)])
+    order = torch.randperm(WIDTH, generator=generator)
+    turned = Score(WIDTH, ClassifierConfig(num_labels=num_labels))
+    turned.weight.copy_(score.weight[:, order])
+    assert torch.equal(turned(states[:, order]), together), "whatever the order in which products are added"
+    assert score(states[:0]).shape == (0, num_labels)
+
+
+def test_a_classifier_gives_its_numbers_in_place_of_the_states():
+    hidden = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(0))
+    hidden[4, 3] = float("inf")
+    score = Score(WIDTH, ClassifierConfig(num_labels=2))
+    score.weight.fill_(0.5)
+    step = Step([(0, 0, 3, 3), (1, 0, 2, 2)])
+    codes, numbers = Pooler("LAST", 2, score).pool(hidden, step.output, step)
+    assert codes[:, 0].tolist() == [POOLED, NOT_NUMBERS]
+    torch.testing.assert_close(numbers[0], 0.5 * hidden[2].sum().expand(2))

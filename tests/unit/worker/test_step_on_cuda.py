@@ -78,6 +78,9 @@ def engine(cuda, monkeypatch_module):
         options = DRAFTS | options if options.pop("drafts", False) else options
         if (pooling := options.pop("pooling", None)) is not None:
             options |= {"runner": "pooling", "pooler_config": {"pooling_type": pooling}}
+        if options.pop("classifies", False):
+            tokens = {"classifier_from_token": ["Ġno", "Ġyes"], "method": "no_post_processing"}
+            options |= {"convert": "classify", "hf_overrides": tokens}
         engines.append(LLMEngine.from_engine_args(EngineArgs(**(OPTIONS | options))))
         runner = engines[-1].engine_core.core.executor._runner
         assert (runner.device, runner.backend.name) == (DEVICE, "triton")
@@ -166,6 +169,13 @@ def test_no_step_that_pools_waits_for_the_device(engine, cuda, monkeypatch, pool
     assert all((output.token_ids, output.finish_reason) == ([], "stop") for output in ended)
     assert "_attention_kernel" in cuda.launches, "steps were watched"
     assert "_list_kernel" not in cuda.launches, "none ran in graphs, which have logits"
+    assert cuda.faults == []
+
+
+def test_no_step_that_classifies_waits_for_the_device(engine, cuda, monkeypatch):
+    monkeypatch.setattr(cuda, "fetched", POOLED)
+    ended = generate(engine(pooling="LAST", graphs=True, classifies=True), [PoolingParams()])
+    assert all((output.token_ids, output.finish_reason) == ([], "stop") for output in ended)
     assert cuda.faults == []
 
 
