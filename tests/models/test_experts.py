@@ -167,3 +167,18 @@ def test_adapters_of_attention_have_pefts_logits(variant, tmp_path):
     assert share_that_differs(ids_of(samples), ids_of(alone)) >= 0.9, "the adapter changes too little to be seen"
     with with_adapter(reference, tmp_path / "adapter") as adapted:
         assert_equals_peft(adapted, samples)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3-moe"])
+def test_a_weight_that_is_no_number_is_named(kind, tmp_path):
+    make(kind, {}).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in sorted(tensors, reverse=True) if name.endswith("down_proj.weight"))
+    tensors[name][3, 2] = float("nan")
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(
+        ModelLoadError, match=f"{name.removeprefix('model.')} of the model: a weight .*: row 3 "
+    ) as caught:
+        LLM(str(tmp_path), skip_tokenizer_init=True, quantization="int8", max_model_len=64, num_gpu_blocks_override=20)
+    assert str(tmp_path) in str(caught.value)

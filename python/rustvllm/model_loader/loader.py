@@ -26,7 +26,7 @@ from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu.narrow import NARROW_DTYPES
 from rustvllm.layers.linear import without_weights
 from rustvllm.layers.parallel import shared_by
-from rustvllm.layers.whole_rows import WholeForm
+from rustvllm.layers.whole_rows import WholeForm, storage_of
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import BLOCK_TYPES, StoredTensor, read_headers
 from rustvllm.model_loader.dummy_weights import fill_dummy_weights
@@ -116,7 +116,7 @@ def load_model(
             packer.make_room(model)
     if packer is not None:
         packer.watch(model, model.tied_embedding)
-    filled: Callable[[Tensor], None] = (lambda _: None) if packer is None else packer.filled
+    filled: Callable[[Tensor], None] = (lambda _: None) if packer is None else _filled_of(packer, model, model_config)
     with torch.inference_mode():
         if stored is None:
             fill_dummy_weights(model, model_config.seed, filled)
@@ -130,6 +130,20 @@ def load_model(
         model.check_filled()
     logger.info("loaded %s: %.1f MiB in %.1f s", model_config.model, size / 2**20, time.monotonic() - started)
     return model.eval()
+
+
+def _filled_of(packer: LayerPacker, model: CausalLM, model_config: ModelConfig) -> Callable[[Tensor], None]:
+    """``packer.filled``, whose errors name the parameter: of one layer there are many."""
+    names = {storage_of(parameter): name for name, parameter in model.named_parameters()}
+
+    def filled(target: Tensor) -> None:
+        try:
+            packer.filled(target)
+        except ModelLoadError as error:
+            name = names.get(storage_of(target), "a layer")
+            raise ModelLoadError(f"{model_config.model}: {name} of the model: {error}") from error
+
+    return filled
 
 
 def _read_headers(model_config: ModelConfig) -> dict[str, StoredTensor]:
