@@ -240,7 +240,9 @@ def test_requests_of_the_wrong_form(engine):
         ([1], {"no_such_parameter": 1}, TypeError),
         ([1], {"samples": [(1, "a")]}, ValueError),
         ([1], {"fork_from": "p"}, TypeError),
-        ([1], {"multimodal": [(0, 1, "text")]}, TypeError),
+        ([1], {"multimodal": [(0, 1, "text", b"")]}, TypeError),
+        ([1], {"multimodal": [(0, 1, b"digest", "text")]}, TypeError),
+        ([1], {"multimodal": [(0, 1, b"digest")]}, ValueError),
     ]:
         with pytest.raises(error):
             scheduler.add_request("x", prompt, **({"max_tokens": 2} | params))

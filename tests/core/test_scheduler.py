@@ -168,6 +168,7 @@ def test_parameters_travel_once_with_a_new_row() -> None:
         "num_prompt_logprobs": -1,
         "adapter": 0,
         "has_extras": 0,
+        "num_multimodal": 0,
     }
     assert arrays["stop_token_ids"][: arrays["stop_indptr"][1]].tolist() == [9, 4, 5]
     scheduler.update_from_output(output, tokens(output))

@@ -72,10 +72,10 @@ prop_compose! {
     fn extra_keys()(
         lora in option::of(".{0,8}"),
         salt in option::of(".{0,8}"),
-        spans in vec((any::<u32>(), any::<u32>(), vec(any::<u8>(), 0..20)), 0..3),
+        spans in vec((any::<u32>(), any::<u32>(), vec(any::<u8>(), 0..20), vec(any::<u8>(), 0..40)), 0..3),
     ) -> ExtraKeys {
-        let spans = spans.into_iter().map(|(offset, length, digest)| {
-            MultimodalSpan { offset, length, digest: digest.into() }
+        let spans = spans.into_iter().map(|(offset, length, digest, content)| {
+            MultimodalSpan { offset, length, digest: digest.into(), content: content.into() }
         });
         ExtraKeys::new(lora.as_deref(), salt.as_deref(), spans.collect())
     }
@@ -348,6 +348,13 @@ fn frame(encode: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
     frame
 }
 
+/// The multimodal inputs of a message, which its words leave out.
+fn contents(message: &ClientMessage) -> Vec<Vec<u8>> {
+    let ClientMessage::AddRequests(requests) = message else { return Vec::new() };
+    let spans = requests.iter().flat_map(|request| request.extra_keys.multimodal());
+    spans.map(|span| span.content.to_vec()).collect()
+}
+
 proptest! {
     #[test]
     fn a_clients_message_comes_out_as_it_went_in(message in client_message()) {
@@ -355,6 +362,7 @@ proptest! {
         let decoded = ClientMessage::decode(bytes[4], &bytes[HEADER_BYTES..], 100).expect("whole");
         // No equality for requests in the scheduler; their words are as good.
         prop_assert_eq!(format!("{decoded:?}"), format!("{message:?}"));
+        prop_assert_eq!(contents(&decoded), contents(&message));
     }
 
     #[test]

@@ -214,7 +214,7 @@ fn what_a_prefix_depends_on_is_in_its_name() {
     assert_ne!(hasher.names(&request(4, &[2, 2, 3, 4]))[1], names[1], "all tokens before it count");
     let salted = NewRequest { extra_keys: ExtraKeys::new(None, Some("a"), Vec::new()), ..plain.clone() };
     assert_ne!(hasher.names(&salted)[0], names[0]);
-    let span = MultimodalSpan { offset: 3, length: 1, digest: [7; 16].into() };
+    let span = MultimodalSpan { offset: 3, length: 1, digest: [7; 16].into(), ..MultimodalSpan::default() };
     let picture = NewRequest { extra_keys: ExtraKeys::new(None, None, vec![span]), ..plain.clone() };
     let with_picture = hasher.names(&picture);
     assert_eq!((with_picture[0] == names[0], with_picture[1] == names[1]), (true, false));

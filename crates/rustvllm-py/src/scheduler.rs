@@ -42,6 +42,9 @@ const PAUSE_STATES: [(&str, PauseState); 3] = [
     ("paused_all", PauseState::PausedAll),
 ];
 
+/// Offset, length, digest and content of a multimodal input.
+type MultimodalInput<'py> = (u32, u32, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
 /// Makes a single-owner value acceptable to pyo3, which asks every class to be `Sync`.
 struct Exclusive<T>(T);
 
@@ -414,6 +417,13 @@ impl PyScheduler {
 
     fn sampling_extras(&mut self, row: u32) -> Option<PySamplingExtras> {
         self.inner.get().extras_in_row(row).map(PySamplingExtras::of)
+    }
+
+    fn multimodal<'py>(slf: &Bound<'py, Self>, row: u32) -> PyResult<Vec<MultimodalInput<'py>>> {
+        let mut this = slf.try_borrow_mut()?;
+        let bytes = |bytes: &[u8]| PyBytes::new(slf.py(), bytes);
+        let spans = this.inner.get().multimodal_in_row(row).iter();
+        Ok(spans.map(|span| (span.offset, span.length, bytes(&span.digest), bytes(&span.content))).collect())
     }
 
     fn queues<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {

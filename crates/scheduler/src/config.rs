@@ -81,6 +81,8 @@ pub struct SchedulerConfig {
     pub max_times_passed: u32,
     /// Most different adapters among the running requests; 0 = no limit.
     pub max_loras: u32,
+    /// Most bytes that the multimodal inputs of one request take on their way from another process; 0 = they have none.
+    pub max_multimodal_bytes: u32,
     /// The hash function of the hashes that name cached blocks.
     pub hash_algorithm: HashAlgorithm,
     /// Whether times and sizes of requests and steps are collected in histograms.
@@ -139,6 +141,7 @@ impl SchedulerConfig {
             max_look_past: 0,
             max_times_passed: 8,
             max_loras: 0,
+            max_multimodal_bytes: 0,
             hash_algorithm: HashAlgorithm::default(),
             collect_metrics: true,
         }

@@ -464,6 +464,7 @@ impl Step {
             min_tokens: i64::from(params.min_tokens),
             num_prompt_tokens: i64::from(request.cold.num_prompt_tokens),
             has_extras: i64::from(params.extras.is_some()),
+            num_multimodal: request.cold.extra_keys.multimodal().len() as i64,
         }
         .columns();
         let first_int = index * (ints.len() + facts.len());

@@ -49,6 +49,8 @@ row_facts! {
     num_prompt_tokens;
     /// 1 if it has list parameters.
     has_extras;
+    /// How many multimodal inputs its prompt has.
+    num_multimodal;
 }
 
 /// Most stop ids that one request may mask.

@@ -9,7 +9,7 @@ use scheduler::{ExtraKeys, MultimodalSpan, Scheduler, SchedulerConfig, TokenRows
 const PROMPT: std::ops::Range<i32> = 0..40;
 
 fn image(offset: u32, digest: &[u8]) -> Vec<MultimodalSpan> {
-    vec![MultimodalSpan { offset, length: 10, digest: digest.into() }]
+    vec![MultimodalSpan { offset, length: 10, digest: digest.into(), ..MultimodalSpan::default() }]
 }
 
 /// Run a request with these keys to its end; how many of its 40 tokens came from the cache.
@@ -69,4 +69,20 @@ fn an_image_matters_from_the_block_that_it_begins_in() {
     let (one, two) = (image(2, b"cat"), image(25, b"dog"));
     let forth = keys([one.clone(), two.clone()].concat());
     assert_eq!(shared(&forth, &keys([two, one].concat())), 32);
+}
+
+#[test]
+fn the_digest_names_the_content() {
+    let with = |content: &[u8]| MultimodalSpan { content: content.into(), ..image(20, b"cat").remove(0) };
+    let keys = |content: &[u8]| ExtraKeys::new(None, None, vec![with(content)]);
+    assert_eq!(with(b"one"), with(b"two"), "content is not compared");
+    assert_eq!(shared(&keys(b"one"), &keys(b"two")), 32);
+    let mut scheduler = scheduler(&SchedulerConfig::new(64, 256), 2);
+    let request =
+        scheduler::NewRequest { extra_keys: keys(b"one"), ..request(&scheduler, "a", PROMPT.collect(), 1) };
+    scheduler.handle().add_request(request).expect("it fits");
+    scheduler.schedule().expect("a free set").expect("work");
+    let row = scheduler.request_state("a").expect("running").row.expect("a row");
+    assert_eq!(&*scheduler.multimodal_in_row(row)[0].content, b"one", "the worker gets it");
+    assert!(scheduler.multimodal_in_row(row + 1).is_empty());
 }

@@ -194,6 +194,7 @@ class SchedulerConfig:
         max_look_past: int = 0,
         max_times_passed: int = 8,
         max_loras: int = 0,
+        max_multimodal_bytes: int = 0,
         hash_algorithm: Literal["siphash13", "sha256"] = "siphash13",
         collect_metrics: bool = True,
     ) -> Self:
@@ -222,6 +223,7 @@ class SchedulerConfig:
     max_look_past: int
     max_times_passed: int
     max_loras: int
+    max_multimodal_bytes: int
     hash_algorithm: Literal["siphash13", "sha256"]
     collect_metrics: bool
     """Whether times and sizes of requests and steps are counted."""
@@ -359,6 +361,8 @@ class Scheduler:
     def check_invariants(self) -> None: ...
     def sampling_extras(self, row: int) -> SamplingExtras | None:
         """The parameters that are lists, of the request in a persistent row; None without."""
+    def multimodal(self, row: int) -> list[tuple[int, int, bytes, bytes]]:
+        """Offset, length, digest and content of each multimodal input of the request in a persistent row."""
     def token_ids(self, row: int) -> list[int]:
         """Prompt and output of the request in a persistent row (for penalties and for tests)."""
     # the debug face: see docs/scheduler.md

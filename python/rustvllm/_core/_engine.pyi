@@ -31,7 +31,7 @@ class _TakesRequests:
         payer: tuple[int, int, int] | None = None,
         cache_salt: str | None = None,
         lora_name: str | None = None,
-        multimodal: Sequence[tuple[int, int, bytes]] = ...,
+        multimodal: Sequence[tuple[int, int, bytes, bytes]] = ...,
         skip_reading_prefix_cache: bool = False,
         reports_prompt_progress: bool = False,
         has_stop_strings: bool = False,
@@ -47,8 +47,9 @@ class _TakesRequests:
 
         ``eos_token_id=None`` means ignore EOS; ``max_tokens=0`` ends with the prefill. ``repetition_detection`` is
         (fewest tokens of a pattern, most of them, how often it must come). ``multimodal`` is (offset,
-        length, digest) of each span of placeholder tokens. ``prediction`` is what the answer is expected to be:
-        drafts where it follows that. ``fork_from`` is the key of a live request whose tokens begin with this prompt and
+        length, digest, content) of each span of placeholder tokens; the digest names the content in the prefix cache,
+        and the worker alone reads the content. ``prediction`` is what the answer is expected to be: drafts where it
+        follows that. ``fork_from`` is the key of a live request whose tokens begin with this prompt and
         whose KV is shared. ``samples`` are (key, id, seed) of further requests that fork
         this one: all are taken in together, or none. ``arrival_ns`` is when the request came in (CLOCK_MONOTONIC; None:
         now): latencies count from then, and under priority scheduling it orders those of one priority. ``payer`` is

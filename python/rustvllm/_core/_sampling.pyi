@@ -18,7 +18,8 @@ SAMPLING_FLOAT_COLUMNS: tuple[str, ...]
 """Names of the columns of ``sampling_float``: the floats of the table."""
 SAMPLING_INT_COLUMNS: tuple[str, ...]
 """Names of the columns of ``sampling_int``: the integers of the table (``num_logprobs`` and ``num_prompt_logprobs`` -1:
-none; ``adapter`` 0: none), then min_tokens, num_prompt_tokens and has_extras (0 or 1)."""
+none; ``adapter`` 0: none), then min_tokens, num_prompt_tokens, has_extras (0 or 1)
+and num_multimodal."""
 
 @final
 class SamplingExtras:

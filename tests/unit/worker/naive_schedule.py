@@ -21,7 +21,7 @@ from rustvllm.worker.streams import make_streams
 
 FLOAT_COLUMNS, INT_COLUMNS = _core.SAMPLING_FLOAT_COLUMNS, _core.SAMPLING_INT_COLUMNS
 DEFAULTS = {number["name"]: number["default"] for number in _core.SAMPLING_NUMBERS}
-DEFAULTS |= {"temperature": 0.0, "min_tokens": 0, "has_extras": 0}
+DEFAULTS |= {"temperature": 0.0, "min_tokens": 0, "has_extras": 0, "num_multimodal": 0}
 
 
 def buffer_spec(max_num_seqs, max_num_batched_tokens, max_blocks_per_seq):

@@ -122,6 +122,7 @@ fn encode_one(
             body.u32(span.offset);
             body.u32(span.length);
             body.bytes(&span.digest);
+            body.bytes(&span.content);
         }
     }
 }
@@ -310,11 +311,12 @@ fn decode_payer(body: &mut Reader<'_>) -> Result<Payer, DecodeError> {
 
 fn decode_extra_keys(body: &mut Reader<'_>) -> Result<ExtraKeys, DecodeError> {
     let first_block = body.bytes()?.into();
-    let count = body.count(12)?;
+    let count = body.count(16)?;
     let mut multimodal = Vec::with_capacity(count);
     for _ in 0..count {
         let (offset, length) = (body.u32()?, body.u32()?);
-        multimodal.push(MultimodalSpan { offset, length, digest: body.bytes()?.into() });
+        let (digest, content) = (body.bytes()?.into(), body.bytes()?.into());
+        multimodal.push(MultimodalSpan { offset, length, digest, content });
     }
     Ok(ExtraKeys::from_encoded(first_block, multimodal))
 }

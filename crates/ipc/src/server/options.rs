@@ -54,16 +54,16 @@ impl ServerOptions {
             limits: RequestLimits::of(config),
             max_num_seqs: config.max_num_seqs,
             max_num_queued_reqs: config.max_num_queued_reqs,
-            max_frame_bytes: max_frame_bytes(config.max_model_len),
+            max_frame_bytes: max_frame_bytes(config.max_model_len, config.max_multimodal_bytes),
             pid: std::process::id(),
             info: info.into(),
         }
     }
 }
 
-/// Size limit of a frame to the engine: a prompt of `max_model_len` tokens, and 4 MB for everything that comes with it
-/// (`MAX_SAMPLING_EXTRAS_BYTES` takes 3 of them).
+/// Size limit of a frame to the engine: a prompt of `max_model_len` tokens, its multimodal inputs, and 4 MB for everything
+/// else that comes with it (`MAX_SAMPLING_EXTRAS_BYTES` takes 3 of them).
 #[must_use]
-pub fn max_frame_bytes(max_model_len: u32) -> u32 {
-    max_model_len.saturating_mul(4).saturating_add(4 << 20)
+pub fn max_frame_bytes(max_model_len: u32, max_multimodal_bytes: u32) -> u32 {
+    max_model_len.saturating_mul(4).saturating_add(4 << 20).saturating_add(max_multimodal_bytes)
 }

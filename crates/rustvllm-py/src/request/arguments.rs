@@ -11,6 +11,7 @@ use ::scheduler::{
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
+    pybacked::PyBackedBytes,
     types::{PyDict, PyString},
 };
 
@@ -34,7 +35,7 @@ pub(crate) struct RequestArguments {
     payer: Payer,
     cache_salt: Option<String>,
     lora_name: Option<String>,
-    multimodal: Vec<(u32, u32, Vec<u8>)>,
+    multimodal: Vec<(u32, u32, Vec<u8>, PyBackedBytes)>,
     skip_reading_prefix_cache: bool,
     reports_prompt_progress: bool,
     has_stop_strings: bool,
@@ -146,10 +147,11 @@ impl RequestArguments {
 
     /// The request and those that fork it. Hashes nothing, but copies prompts: call it without the interpreter.
     pub(crate) fn into_requests(self) -> Vec<NewRequest> {
-        let spans = self.multimodal.into_iter().map(|(offset, length, digest)| MultimodalSpan {
+        let spans = self.multimodal.into_iter().map(|(offset, length, digest, content)| MultimodalSpan {
             offset,
             length,
             digest: digest.into(),
+            content: Arc::from(&*content),
         });
         let extra_keys =
             ExtraKeys::new(self.lora_name.as_deref(), self.cache_salt.as_deref(), spans.collect());

@@ -35,7 +35,7 @@ impl PySchedulerConfig {
         scheduling_policy="fcfs", watermark=0.0, max_num_queued_reqs=65536,
         max_num_queued_tokens=0, queue_timeout=0.0, max_steps_in_flight=1, pipeline_stages=1,
         num_speculative_tokens=0, drafter=None, preemption_mode="recompute", num_cpu_blocks=0, preemption_immunity_steps=8,
-        max_look_past=0, max_times_passed=8, max_loras=0, hash_algorithm="siphash13", collect_metrics=true))]
+        max_look_past=0, max_times_passed=8, max_loras=0, max_multimodal_bytes=0, hash_algorithm="siphash13", collect_metrics=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only in Python")]
     fn new(
         num_blocks: u32,
@@ -61,6 +61,7 @@ impl PySchedulerConfig {
         max_look_past: u32,
         max_times_passed: u32,
         max_loras: u32,
+        max_multimodal_bytes: u32,
         hash_algorithm: &str,
         collect_metrics: bool,
     ) -> PyResult<Self> {
@@ -110,6 +111,7 @@ impl PySchedulerConfig {
             max_look_past,
             max_times_passed,
             max_loras,
+            max_multimodal_bytes,
             hash_algorithm,
             collect_metrics,
         };
@@ -224,6 +226,11 @@ impl PySchedulerConfig {
     #[getter]
     fn max_loras(&self) -> u32 {
         self.inner.max_loras
+    }
+
+    #[getter]
+    fn max_multimodal_bytes(&self) -> u32 {
+        self.inner.max_multimodal_bytes
     }
 
     #[getter]

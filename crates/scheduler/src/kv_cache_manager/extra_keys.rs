@@ -3,8 +3,14 @@
 //!
 //! The thread that submits a request encodes them once, so that equal bytes mean equal keys: tag, length, value.
 
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
 /// Tokens of a prompt that stand for one multimodal input.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Default)]
 pub struct MultimodalSpan {
     /// Position of its first token.
     pub offset: u32,
@@ -12,6 +18,40 @@ pub struct MultimodalSpan {
     pub length: u32,
     /// Names the input's content; at least 16 bytes, so that names do not collide.
     pub digest: Box<[u8]>,
+    /// The input, in a form that the worker understands; the scheduler only carries it.
+    pub content: Arc<[u8]>,
+}
+
+impl MultimodalSpan {
+    /// What tells spans apart: the digest stands for the content.
+    fn name(&self) -> (u32, u32, &[u8]) {
+        (self.offset, self.length, &self.digest)
+    }
+}
+
+impl PartialEq for MultimodalSpan {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for MultimodalSpan {}
+
+impl Hash for MultimodalSpan {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name().hash(state);
+    }
+}
+
+impl fmt::Debug for MultimodalSpan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MultimodalSpan")
+            .field("offset", &self.offset)
+            .field("length", &self.length)
+            .field("digest", &self.digest)
+            .field("num_bytes", &self.content.len())
+            .finish_non_exhaustive()
+    }
 }
 
 /// See the module docs. `default()` has no keys.

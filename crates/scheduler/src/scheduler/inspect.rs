@@ -7,7 +7,7 @@ use kvblocks::{BlockId, BlockState};
 
 use super::Scheduler;
 use crate::{
-    kv_cache_manager::extra_keys::ExtraKeys,
+    kv_cache_manager::extra_keys::{ExtraKeys, MultimodalSpan},
     output::{RequestKey, SchedulerOutput},
     request::{NO_ROW, Request, RequestStatus, Tenant},
     sampling_params::extras::SamplingExtras,
@@ -151,6 +151,13 @@ impl Scheduler {
     pub fn extras_in_row(&self, row: u32) -> Option<&Arc<SamplingExtras>> {
         let slot = self.running.iter().find(|&&slot| self.requests[slot as usize].row == row)?;
         self.requests[*slot as usize].cold.params.extras.as_ref()
+    }
+
+    /// The multimodal inputs of the request in a persistent row, in the order of their positions.
+    #[must_use]
+    pub fn multimodal_in_row(&self, row: u32) -> &[MultimodalSpan] {
+        let found = self.running.iter().find(|&&slot| self.requests[slot as usize].row == row);
+        found.map_or(&[], |slot| self.requests[*slot as usize].cold.extra_keys.multimodal())
     }
 
     /// Ids of waiting requests, in the order in which they are tried.
