@@ -56,7 +56,7 @@ class ToyExecutor:
         ]
         return self.sets
 
-    def bind_token_ids(self, token_ids, sampling_extras=None):
+    def bind_token_ids(self, token_ids, sampling_extras=None, multimodal=None):
         self.token_ids = token_ids
 
     def warm_up(self):

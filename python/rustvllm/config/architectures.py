@@ -36,7 +36,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         Architecture("Gemma3ForCausalLM", "gemma3_text", "gemma3", head_dim=256),
         Architecture("Gemma3ForConditionalGeneration", "gemma3", "gemma3", head_dim=256),
         Architecture("GptOssForCausalLM", "gpt_oss", "gpt_oss", head_dim=64, is_cpu_only=True),
+        Architecture("Idefics3ForConditionalGeneration", "idefics3", "idefics3"),
         Architecture("LlamaForCausalLM", "llama", "llama"),
+        Architecture("LlavaForConditionalGeneration", "llava", "llava"),
         Architecture("MistralForCausalLM", "mistral", "mistral"),
         Architecture("MixtralForCausalLM", "mixtral", "mixtral", is_cpu_only=True),
         Architecture("OPTForCausalLM", "opt", "opt", is_multi_head=True),
@@ -44,6 +46,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         Architecture("Qwen2ForCausalLM", "qwen2", "qwen2"),
         Architecture("Qwen3ForCausalLM", "qwen3", "qwen3", head_dim=128),
         Architecture("Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe", is_cpu_only=True),
+        Architecture("SmolVLMForConditionalGeneration", "smolvlm", "idefics3"),
     )
 }
 """By name. ``models/registry`` imports a row's module when a model of it is made; docs/loading.md has the same rows."""
@@ -79,6 +82,24 @@ _GEMMA3_TEXT: Final[Mapping[str, Any]] = {
     "max_position_embeddings": 131_072,
 }
 """What a nested ``text_config`` leaves out when it is the default."""
+_LLAMA_TEXT: Final[Mapping[str, Any]] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+_NESTED_TEXT: Final[Mapping[str, Mapping[str, Any]]] = {
+    "llama": _LLAMA_TEXT,
+    "mistral": {**_LLAMA_TEXT, "intermediate_size": 14_336, "num_key_value_heads": 8, "sliding_window": 4096},
+}
+"""The same of text models that see images, by their ``model_type``."""
+_SEEING: Final = frozenset(
+    {"LlavaForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"}
+)
+TEXT_MODEL_TYPE: Final = "text_model_type"
+"""Key under which the flat configuration of a model that sees images has the ``model_type`` of its text model."""
 
 
 def chosen_share(config: Mapping[str, Any]) -> float:
@@ -97,13 +118,25 @@ def chosen_share(config: Mapping[str, Any]) -> float:
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of the text model; of a multimodal one, ``text_config`` and the other keys of its parent.
 
+    Of a model that sees images, the parent's ``text_config`` and ``vision_config`` stay, for its vision tower.
+
     Args:
         config: ``config.json``, parsed.
     """
     named = config.get("architectures")
     names = named if isinstance(named, list) else [MODEL_TYPES.get(str(config.get("model_type")))]
     text = config.get("text_config")
+    if isinstance(text, Mapping) and _SEEING.intersection(name for name in names if isinstance(name, str)):
+        return _text_of_seeing_model(config, text)
     if "Gemma3ForConditionalGeneration" not in names or not isinstance(text, Mapping):
         return dict(config)
     shared = {key: value for key, value in config.items() if key not in ("text_config", "vision_config")}
     return {**_GEMMA3_TEXT, **text, **shared}
+
+
+def _text_of_seeing_model(config: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    kind = text.get("model_type", "llama")
+    parents = {key: config[key] for key in ("architectures", "model_type", "dtype", "torch_dtype") if key in config}
+    is_tied = text.get("tie_word_embeddings") is True or config.get("tie_word_embeddings") is True
+    defaults = _NESTED_TEXT.get(kind, {}) if isinstance(kind, str) else {}
+    return {**defaults, **config, **text, **parents, "tie_word_embeddings": is_tied, TEXT_MODEL_TYPE: kind}

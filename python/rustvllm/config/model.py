@@ -9,6 +9,7 @@ from typing import Any, Final
 from rustvllm.config.architectures import CLASSIFIER_ENDING
 from rustvllm.config.pooler import PoolerConfig
 from rustvllm.config.ranges import require_choice, require_int
+from rustvllm.config.vision import VisionConfig
 from rustvllm.exceptions import ConfigError, InvalidRequestError
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -72,6 +73,7 @@ class ModelConfig:
         trust_remote_code: Python code of the model's folder may run, if no built-in code knows the architecture.
         model_impl: Whose modelling code runs: ``rustvllm`` or ``transformers``.
         pooler: How prompts become embeddings, or numbers for labels; None: the model generates text.
+        vision: Which images prompts may have; None: the model sees none.
     """
 
     model: str
@@ -103,6 +105,7 @@ class ModelConfig:
     fit_max_model_len: bool = False
     config_file: Path | None = None
     pooler: PoolerConfig | None = None
+    vision: VisionConfig | None = None
 
     def __post_init__(self) -> None:
         require_choice("model_impl", self.model_impl, MODEL_IMPLS[1:])

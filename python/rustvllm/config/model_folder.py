@@ -23,6 +23,7 @@ from rustvllm.config.checkpoint import gguf_config
 from rustvllm.config.checkpoint.gguf_file import GgufFile, is_gguf
 from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.config.pooler import find_pooler, longest_text
+from rustvllm.config.vision import read_vision
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 
@@ -85,6 +86,7 @@ def read_model_config(
     runner: str = "generate",
     convert: str = "auto",
     pooler_config: Mapping[str, Any] | None = None,
+    limit_mm_per_prompt: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> ModelConfig:
     """Read a model's folder, or its GGUF file.
@@ -104,6 +106,7 @@ def read_model_config(
         runner: ``generate``, ``pooling`` or ``auto``; see :func:`~rustvllm.config.pooler.find_pooler`.
         convert: ``auto``, ``none``, ``embed`` or ``classify``.
         pooler_config: How embeddings are made, where it differs from what the folder says.
+        limit_mm_per_prompt: Most images of a prompt, as ``{"image": 4}``.
         fields: Further fields of :class:`ModelConfig`.
 
     Raises:
@@ -130,6 +133,7 @@ def read_model_config(
             f"{file} has the architecture {architecture}, which as GGUF only runs on the CPU, but device is {device}: "
             "set device to cpu, or use the model's safetensors files"
         )
+    vision = read_vision(path, config, architecture, file, limit_mm_per_prompt)
     if model_impl == "rustvllm":
         config = text_config(config)
     numbers: dict[str, Any] = dict(_read_numbers(config, architecture, file))
@@ -167,6 +171,7 @@ def read_model_config(
             model_impl=model_impl,
             trust_remote_code=trust_remote_code,
             pooler=pooler,
+            vision=vision,
             **numbers,
             **fields,
         )

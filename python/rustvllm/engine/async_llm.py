@@ -27,7 +27,7 @@ from rustvllm.engine.request.core_request import EngineCoreRequest, arrival_ns_o
 from rustvllm.engine.request.prompts import PromptType, with_tokenization
 from rustvllm.engine.request.state import EventSink, RequestState
 from rustvllm.engine.request.stream import RequestStream
-from rustvllm.engine.request_table import SAMPLES_AT_ONCE, RequestTable
+from rustvllm.engine.request_table import MAX_IMAGE_BYTES, SAMPLES_AT_ONCE, RequestTable
 from rustvllm.engine.unbuilt import METHODS, check_arguments
 from rustvllm.exceptions import ConfigError, EngineDeadError, QueueFullError, QueueTimeoutError, RustVLLMError
 from rustvllm.logger import init_logger
@@ -146,7 +146,9 @@ class AsyncLLM(AsyncState, AdapterMethods):
         self._drain_rate = DrainRate(self._client.handle.stats)
         core_tokenizer = None if self.tokenizer is None else self.tokenizer.core
         interval = config.scheduler.stream_interval
-        self._requests = RequestTable(self._client, core_tokenizer, self.tracer, stream_interval=interval)
+        self._requests = RequestTable(
+            self._client, core_tokenizer, self.tracer, stream_interval=interval, max_image_bytes=MAX_IMAGE_BYTES
+        )
         self._adapters = AsyncAdapters(self.config, self._requests.adapters_in_use)
         self._pauses = PauseOrders()
         if is_own:
@@ -356,7 +358,7 @@ class AsyncLLM(AsyncState, AdapterMethods):
             number = self._adapters.number_of(lora_request)
             request = replace(request, adapter=number, lora_request=lora_request)
         try:
-            if request.params.num_samples > SAMPLES_AT_ONCE:
+            if request.params.num_samples > SAMPLES_AT_ONCE or request.multimodal:
                 state = await self._add_in_turns(request_id, request, sink, trace_headers)
             else:
                 state = self._requests.add(request_id, request, sink, trace_headers)
@@ -374,7 +376,7 @@ class AsyncLLM(AsyncState, AdapterMethods):
         sink: EventSink | None,
         trace_headers: Mapping[str, str] | None,
     ) -> RequestState:
-        """As ``RequestTable.add``, for a request of many samples: others have their turns meanwhile."""
+        """As ``RequestTable.add``, for a request of many samples or with images: others have their turns meanwhile."""
         state = self._requests.begin(request_id, request, sink, trace_headers)
         handing: asyncio.Future[None] | None = None
         try:

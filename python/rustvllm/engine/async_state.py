@@ -192,7 +192,7 @@ class AsyncState:
         return all(answer["is_reset"] for answer in answers.values())
 
     async def reset_mm_cache(self) -> None:
-        """Do nothing: prompts are text, so no cache of images, audio or video exists."""
+        """Do nothing: images are processed anew for each request; ``docs/vision.md`` says what the worker keeps."""
 
     async def reset_encoder_cache(self) -> None:
         """Do nothing: models have no encoder, so no cache of its outputs exists."""

@@ -5,6 +5,7 @@ Everything that can be wrong with a request is found here, before any of it reac
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import monotonic_ns
 
@@ -21,11 +22,13 @@ from rustvllm.engine.request.core_request import (
 )
 from rustvllm.engine.request.default_params import default_sampling_params
 from rustvllm.engine.request.grammar_spec import make_grammar_spec
+from rustvllm.engine.request.images import PromptImages, place_off_loop
 from rustvllm.engine.request.pooling import filled_params
 from rustvllm.engine.request.prompts import GivenPrompt, PromptIds, PromptType, read_prompt
 from rustvllm.engine.request.sampling_extras import is_long, make_sampling_extras
 from rustvllm.engine.request.thinking import ThinkingGates
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.images.expansion import MultimodalSpan
 from rustvllm.logger import init_logger
 from rustvllm.parameter_checks import shown
 from rustvllm.sampling_params import MAX_TOKENS_LIMIT, BeamSearchParams, PoolingParams, SamplingParams
@@ -94,6 +97,7 @@ class InputProcessor:
         self._prompt_ids = PromptIds(self._model, tokenizer)
         sizes = self._model.vocab_size, self.max_model_len, self._prompt_ids.max_token_chars
         self._predictions = PredictionReader(tokenizer, *sizes)
+        self._images = PromptImages(self._model, tokenizer)
 
     @property
     def max_model_len(self) -> int:
@@ -126,8 +130,11 @@ class InputProcessor:
             ids = self._encoded(
                 self._tokenizer.encode_ids(asked.given.text or "", asked.given.add_special_tokens), asked
             )
+        spans: list[MultimodalSpan] = []
+        if asked.given.images:
+            ids, spans = self._images.place(ids, asked.given.images)
         prediction = None if asked.given.prediction is None else self._predictions.read(asked.given.prediction)
-        return self._complete(asked, ids, self._gate_of(asked, ids), prediction, asked.began_ns)
+        return self._complete(asked, ids, self._gate_of(asked, ids), prediction, asked.began_ns, spans)
 
     async def process_off_loop(
         self,
@@ -161,6 +168,9 @@ class InputProcessor:
             else:
                 ids = self._tokenizer.encode_ids(text, asked.given.add_special_tokens)
             ids = self._encoded(ids, asked)
+        spans: list[MultimodalSpan] = []
+        if images := asked.given.images:
+            ids, spans = await place_off_loop(self._images, ids, images)
         if asked.params.thinking_token_budget is not None and len(ids) > _FEW_IDS:
             gate = await asyncio.to_thread(self._gate_of, asked, ids)
         else:
@@ -170,7 +180,7 @@ class InputProcessor:
         prediction = (
             None if asked.given.prediction is None else await self._predictions.read_off_loop(asked.given.prediction)
         )
-        return self._complete(asked, ids, gate, prediction, asked.began_ns if arrival_ns is None else arrival_ns)
+        return self._complete(asked, ids, gate, prediction, asked.began_ns if arrival_ns is None else arrival_ns, spans)
 
     def check_max_tokens(self, max_tokens: int, param: str) -> None:
         """Refuse to generate more than the context holds, for callers who want that refused and not cut to fit.
@@ -196,6 +206,12 @@ class InputProcessor:
         given = read_prompt(prompt)
         if given.prediction is not None and not self._makes_drafts:
             given = replace(given, prediction=None)  # nothing would read it
+        self._images.check(given.images)
+        if given.images and params.truncate_prompt_tokens is not None:
+            raise InvalidRequestError(
+                "truncate_prompt_tokens cannot be combined with images, which it would cut: leave it out",
+                "truncate_prompt_tokens",
+            )
         ids = None
         if given.token_ids is not None:
             ids = self._prompt_ids.given(given.token_ids, params)
@@ -222,8 +238,11 @@ class InputProcessor:
         gate: ThinkingGate | None,
         prediction: _core.TokenIds | None,
         arrival_ns: int,
+        spans: Sequence[MultimodalSpan] = (),
     ) -> EngineCoreRequest:
         params = asked.params
+        if spans:
+            self._prompt_ids.check_length(len(ids), params)
         num_prompt_logprobs = self._num_logprobs(params.prompt_logprobs)
         if params.prompt_logprob_token_ids is not None:
             num_prompt_logprobs = max(num_prompt_logprobs, 0)  # they come with each token's own
@@ -249,6 +268,7 @@ class InputProcessor:
             sampling_extras=rules.extras,
             grammar=rules.grammar,
             stop=rules.stop,
+            multimodal=tuple(spans),
             arrival_ns=arrival_ns,
             began_ns=asked.began_ns,
             processed_ns=monotonic_ns(),

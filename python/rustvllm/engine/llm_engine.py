@@ -345,7 +345,7 @@ class LLMEngine:
         return self.engine_core.scheduler.reset_prefix_cache(preempt_running=reset_running_requests)
 
     def reset_mm_cache(self) -> None:
-        """Do nothing: prompts are text, so no cache of images, audio or video exists."""
+        """Do nothing: images are processed anew for each request; ``docs/vision.md`` says what the worker keeps."""
 
     def reset_encoder_cache(self) -> None:
         """Do nothing: models have no encoder, so no cache of its outputs exists."""

@@ -13,7 +13,7 @@ from rustvllm.engine.core_client.interface import EngineCoreClient
 from rustvllm.engine.front_tracer import FrontTracer, debug_front_tracer
 from rustvllm.engine.request.core_request import EngineCoreRequest
 from rustvllm.engine.request.state import BestOf, EventSink, RequestState
-from rustvllm.exceptions import InvalidRequestError
+from rustvllm.exceptions import InvalidRequestError, QueueFullError
 from rustvllm.logprobs import PromptLogprobs, PromptTokenLogprobs
 from rustvllm.observe.trace.tracer import is_debugging
 from rustvllm.parameter_checks import is_valid_unicode, shown
@@ -22,6 +22,8 @@ from rustvllm.sampling_params.table import SAMPLING_NUMBERS
 
 SAMPLES_AT_ONCE = 64
 """Samples that are expected in one go: a millisecond of work."""
+MAX_IMAGE_BYTES = 1 << 30
+"""Most bytes of pixels that the requests of a server's process have together; one request alone may have more."""
 
 
 class RequestTable:
@@ -33,6 +35,7 @@ class RequestTable:
         tracer: Follows the requests; None: while the level of the log is DEBUG, for the log.
         component: Whose table it is, by the field's name: for that log.
         stream_interval: Tokens of each streamed output of a request that does not ask for more.
+        max_image_bytes: Most bytes of pixels of all requests under way; None: any number.
     """
 
     def __init__(
@@ -42,8 +45,10 @@ class RequestTable:
         tracer: FrontTracer | None = None,
         component: str = "AsyncLLM",
         stream_interval: int = 1,
+        max_image_bytes: int | None = None,
     ) -> None:
         self._client = client
+        self._max_image_bytes = max_image_bytes
         self._tracer = tracer
         self._debug_tracer: FrontTracer | None = None
         self._component = component
@@ -53,6 +58,7 @@ class RequestTable:
         self._by_id: dict[str, RequestState] = {}
         self._by_key: dict[int, RequestState] = {}
         self._engine_ids: set[str] = set()
+        self._image_bytes: dict[str, int] = {}
         self._unread: deque[tuple[_core.RequestDelta, str | None]] = deque()
 
     def __len__(self) -> int:
@@ -82,6 +88,17 @@ class RequestTable:
         if request_id in self._by_id or request_id in self._engine_ids:
             raise InvalidRequestError(
                 f"request_id {request_id!r} belongs to a request that is still running", "request_id"
+            )
+
+    def _check_room_for_images(self, num_bytes: int) -> None:
+        """Refuse pixels that take too much memory together with those of the requests under way."""
+        if not num_bytes or not self._image_bytes or self._max_image_bytes is None:
+            return
+        taken = sum(self._image_bytes.values())
+        if taken + num_bytes > self._max_image_bytes:
+            raise QueueFullError(
+                f"the images of {len(self._image_bytes)} requests under way take {taken} bytes; {num_bytes} more would "
+                f"exceed the limit of {self._max_image_bytes}: try again later"
             )
 
     def add(
@@ -121,6 +138,7 @@ class RequestTable:
         A caller whose later steps fail has to :meth:`forget` the request.
         """
         self._check_id(request_id)
+        self._check_room_for_images(request.num_image_bytes)
         params = request.params
         state = RequestState(
             request_id,
@@ -147,6 +165,8 @@ class RequestTable:
             pooling=params.pooling,
         )
         self._by_id[request_id] = state
+        if num_bytes := request.num_image_bytes:
+            self._image_bytes[request_id] = num_bytes
         if self._tracer is self._debug_tracer and is_debugging() is (self._tracer is None):  # the level has changed
             self._debug_tracer = self._tracer = None if self._tracer else debug_front_tracer(self._component)
         if self._tracer is not None:
@@ -231,6 +251,7 @@ class RequestTable:
             cache_salt=request.cache_salt,
             prediction=request.prediction,
             adapter=request.adapter,
+            multimodal=request.multimodal,
             lora_name=str(request.adapter) if request.adapter else None,
             arrival_ns=request.arrival_ns,
             samples=[(other, other_id, request.seed_of(index)) for index, (other, other_id) in enumerate(others, 1)],
@@ -317,6 +338,8 @@ class RequestTable:
         if self._by_id.get(state.request_id) is not state:
             return
         del self._by_id[state.request_id]
+        if self._image_bytes:
+            self._image_bytes.pop(state.request_id, None)
         if self._tracer is not None:
             self._tracer.ended(state, is_abandoned=abort and not state.finished)
         if abort:

@@ -64,7 +64,7 @@ def start_engine(config: EngineConfig, node_secret: bytes | None = None) -> Star
         num_blocks, _core.step_buffer_spec(scheduler_config), scheduler_config.num_buffer_sets, num_cpu_blocks
     )
     scheduler = _core.Scheduler(scheduler_config, step_buffers)
-    executor.bind_token_ids(scheduler.token_ids, scheduler.sampling_extras)
+    executor.bind_token_ids(scheduler.token_ids, scheduler.sampling_extras, scheduler.multimodal)
     phase.ended("KV cache")
     executor.warm_up()
     phase.ended("warm-up")
@@ -125,6 +125,7 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, num_cpu_blocks: int
         max_look_past=config.scheduler.max_look_past,
         max_times_passed=config.scheduler.max_times_passed,
         max_loras=0 if config.lora is None else config.lora.max_loras,
+        max_multimodal_bytes=0 if config.model.vision is None else config.model.vision.max_content_bytes,
         hash_algorithm=config.cache.hash_algorithm,
         collect_metrics=config.log_stats,
         max_steps_in_flight=max(1 + config.scheduler.async_scheduling, config.parallel.steps_ahead),

@@ -52,9 +52,10 @@ class Executor(Protocol):
         self,
         token_ids: Callable[[int], list[int]],
         sampling_extras: Callable[[int], _core.SamplingExtras | None] | None = None,
+        multimodal: Callable[[int], list[tuple[int, int, bytes, bytes]]] | None = None,
     ) -> None:
-        """Set the functions that return the token ids of a row (``Scheduler.token_ids``) and its list parameters
-        (``Scheduler.sampling_extras``).
+        """Set the functions that return the token ids of a row (``Scheduler.token_ids``), its list parameters
+        (``Scheduler.sampling_extras``) and its images (``Scheduler.multimodal``).
         """
 
     def warm_up(self) -> None:

@@ -166,6 +166,7 @@ class SimExecutor:
         self,
         token_ids: Callable[[int], list[int]],  # noqa: ARG002 -- other executors use it
         sampling_extras: Callable[[int], _core.SamplingExtras | None] | None = None,
+        multimodal: Callable[[int], list[tuple[int, int, bytes, bytes]]] | None = None,  # noqa: ARG002 -- likewise
     ) -> None:
         """Keep what says which tokens requests name; tokens depend on no earlier token than the last."""
         self._extras_of_row = sampling_extras

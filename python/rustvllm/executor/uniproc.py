@@ -10,6 +10,7 @@ import torch
 from rustvllm import _core
 from rustvllm.worker.device_output import device_failed
 from rustvllm.worker.model_runner import GPUModelRunner
+from rustvllm.worker.prompt_images import MultimodalOfRow
 from rustvllm.worker.row_extras import ExtrasOfRow
 from rustvllm.worker.step_buffers import BufferSpec
 from rustvllm.worker.token_counts import TokenIds
@@ -89,12 +90,19 @@ class UniProcExecutor:
         """
         return self._worker.initialize_kv_cache(num_blocks, buffer_spec, num_sets, num_cpu_blocks)
 
-    def bind_token_ids(self, token_ids: TokenIds, sampling_extras: ExtrasOfRow | None = None) -> None:
-        """Set the functions that return the token ids of a row (``Scheduler.token_ids``), for penalties, and its list
-        parameters (``Scheduler.sampling_extras``).
+    def bind_token_ids(
+        self,
+        token_ids: TokenIds,
+        sampling_extras: ExtrasOfRow | None = None,
+        multimodal: MultimodalOfRow | None = None,
+    ) -> None:
+        """Set the functions that return the token ids of a row (``Scheduler.token_ids``), for penalties, its list
+        parameters (``Scheduler.sampling_extras``) and its images (``Scheduler.multimodal``).
         """
         self._runner.input_batch.token_ids = token_ids
         self._runner.input_batch.extras.of_row = sampling_extras
+        if (images := self._runner.images) is not None:
+            images.of_row, images.token_ids = multimodal, token_ids
 
     def warm_up(self) -> None:
         """Run a small step of every kind, so that no request waits for libraries to initialize; see ``Worker.warm_up``.

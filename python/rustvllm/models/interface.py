@@ -44,6 +44,8 @@ class CausalLM(nn.Module, ABC):
         head_name: The checkpoint's name of the head's weight, after the prefix.
         has_parameters_alone: Whether all its tensors that depend on a device are parameters, so that a model built
             without memory can be given memory later.
+        given_rows: Embeddings that replace those of some tokens of the next step: the tokens' indices, int64 ``[n]``,
+            and the rows, ``[n, hidden_size]``; None if there are none.
         logit_cap: Replaces logits by ``cap · tanh(logits / cap)``; None disables this.
     """
 
@@ -61,6 +63,7 @@ class CausalLM(nn.Module, ABC):
     decoder_kernel: DecoderKernel | None = None
     head_name: str = "lm_head.weight"
     logit_cap: float | None = None
+    given_rows: tuple[Tensor, Tensor] | None = None
     has_parameters_alone: bool = True
 
     @abstractmethod
@@ -106,7 +109,7 @@ class CausalLM(nn.Module, ABC):
             the next stage, which has been sent to it.
         """
         if self.stage.is_first:
-            hidden = self.embed(input_ids, positions)
+            hidden = self._embedded(input_ids, positions)
         else:
             hidden = self.stage.receive(input_ids.shape[0], self.hidden_size, self._stream_dtype)
         hidden = self.run_layers(hidden, positions, kv_caches, attention)
@@ -116,6 +119,14 @@ class CausalLM(nn.Module, ABC):
     def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """The input of the first layer, ``[num_tokens, hidden_size]``; only called in the first stage."""
         raise NotImplementedError(f"{type(self).__name__} has a forward of its own")
+
+    def _embedded(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """What ``embed`` returns, with ``given_rows`` in their places."""
+        hidden = self.embed(input_ids, positions)
+        if self.given_rows is None:
+            return hidden
+        places, rows = self.given_rows
+        return hidden.index_copy(0, places, rows.to(hidden.dtype))
 
     def run_layers(
         self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
@@ -219,7 +230,7 @@ class CausalLM(nn.Module, ABC):
         num_rows = num_tokens if places is None else places.shape[0]
         if not kernel.takes(num_tokens, attention) or not kernel.takes_head(num_rows):
             return None
-        hidden = self.embed(input_ids, positions)
+        hidden = self._embedded(input_ids, positions)
         # Logits that differ may become equal when capped, so the first of the largest must be found after that.
         chooses = chooses and self.logit_cap is None
         result = kernel.forward_logits(hidden, positions, kv_caches, attention, places, chooses=chooses)

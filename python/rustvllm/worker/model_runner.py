@@ -40,6 +40,7 @@ from rustvllm.worker.graphs.sampling import StepResult
 from rustvllm.worker.graphs.step_graphs import StepGraphs
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.pooler import Pooler
+from rustvllm.worker.prompt_images import PromptImages
 from rustvllm.worker.step_buffers import StepBuffers, send_array
 from rustvllm.worker.step_output import ModelRunnerOutput, make_output
 from rustvllm.worker.streams import DeviceStreams, Event
@@ -91,10 +92,11 @@ class GPUModelRunner:
             its argument; None if there is no other rank, or if no step has a −1.
 
     Attributes:
-        kv_caches: One per layer; set when memory is allocated, like the next four.
+        kv_caches: One per layer; set when memory is allocated, like the next five.
         block_copier: Moves their blocks.
         draft_model: Guesses tokens; None if there is no second model.
         pooler: Makes vectors of prompts in place of tokens; None if the model generates.
+        images: The images of prompts; None if the model sees none.
         step_buffers: The buffer sets that the scheduler writes.
         graphs: A step runs in one of them if it fits; None disables graphs.
         forward_ns: When the model began to run the last step (ns, monotonic).
@@ -127,6 +129,7 @@ class GPUModelRunner:
         self.block_copier: BlockCopier | None = None
         self.draft_model: DraftModel | None = None
         self.pooler: Pooler | None = None
+        self.images: PromptImages | None = None
         self.step_buffers: list[StepBuffers] = []
         self.graphs: StepGraphs | None = None
         self.forward_ns = 0
@@ -157,6 +160,9 @@ class GPUModelRunner:
         step = self.step_buffers[output.buffer_index]
         step.begin()
         self.input_batch.update(output, step)
+        if self.images is not None:
+            self.images.update(output, step)
+            self.model.given_rows = self.images.rows_of_step(output, step)
         if self.adapters is not None:
             of_requests = self.input_batch.adapters(step.int32("idx_mapping", output.num_reqs))
             starts = step.int32("query_start_loc", output.num_reqs + 1)

@@ -30,6 +30,7 @@ from rustvllm.lora.merging import changes_by
 from rustvllm.lora.store import AdapterStore
 from rustvllm.model_loader import load_model
 from rustvllm.model_loader.score_layer import fill_score
+from rustvllm.model_loader.vision_tower import load_vision_tower
 from rustvllm.models.classifier import Classifier
 from rustvllm.sample.cpu_draw import CpuDraw
 from rustvllm.sample.logits_processors import load_logits_processors
@@ -53,6 +54,7 @@ from rustvllm.worker.memory.kv_cache import KVCacheMemory, available_memory
 from rustvllm.worker.memory.profile_run import profile_run
 from rustvllm.worker.model_runner import GPUModelRunner
 from rustvllm.worker.pooler import Pooler
+from rustvllm.worker.prompt_images import PromptImages
 from rustvllm.worker.step_buffers import BufferSpec, StepBuffers, send_array
 from rustvllm.worker.streams import make_streams
 
@@ -169,6 +171,10 @@ class Worker:
         if (pooler := self.config.model.pooler) is not None:
             score = fill_score(model, self.config) if isinstance(model, Classifier) else None
             self.runner.pooler = Pooler(pooler.seq_pooling_type, self.config.scheduler.max_num_seqs, score)
+        if (vision := self.config.model.vision) is not None:
+            free = available_memory(self.device)
+            tower = load_vision_tower(self.config.model, vision, self.config.load, self.dtype, free)
+            self.runner.images = PromptImages(tower, vision, self._int_columns.index("num_multimodal"))
         cpu_draw = None if self._threads is None else CpuDraw(self._threads)
         self.runner.sampler = Sampler(cpu_draw)
         self.runner.scorer = Scorer(self.config.model.logprobs_mode, cpu_draw)

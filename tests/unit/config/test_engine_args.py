@@ -218,13 +218,12 @@ def test_every_engine_argument_of_vllm_is_known_to_python_too():
     switched_off = {
         "disable_custom_all_reduce": True, "skip_mm_profiling": True, "hf_token": None, "enable_sleep_mode": False,
         "pooler_config": None, "config_format": "auto", "allowed_local_media_path": "", "mm_processor_kwargs": {},
-        "limit_mm_per_prompt": {"image": 0, "video": 0}, "structured_outputs_config": {"backend": "auto"},
+        "structured_outputs_config": {"backend": "auto"},
         "compilation_config": 3,
     }  # fmt: skip
     assert EngineArgs(**switched_off) == EngineArgs()
     for name, value in {
         "enable_sleep_mode": True,
-        "limit_mm_per_prompt": {"image": 1},
         "structured_outputs_config": {"backend": "guidance"},
         "max_num_scheduled_tokens": 64,
     }.items():

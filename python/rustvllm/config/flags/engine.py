@@ -82,6 +82,11 @@ class EngineFlags:
         type=parse_json_object,
         group="model",
     )
+    limit_mm_per_prompt: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise
+        'most images of a prompt, as JSON: {"image": 4} (default: 4 for a model that sees images)',
+        type=parse_json_object,
+        group="model",
+    )
     trust_remote_code: bool = arg(
         "run Python code from the model's folder, with all rights of this process, if neither rustvllm nor "
         "transformers knows the architecture",

@@ -12,7 +12,7 @@ from typing import Any, Final
 from rustvllm.exceptions import ConfigError
 from rustvllm.redaction import MASK
 
-_MEDIA = "messages can only hold text, not images, audio or video"
+_MEDIA = "messages hold text and images as data: URLs, which have no settings but --limit-mm-per-prompt"
 _ADAPTERS = "adapters (--enable-lora) name their modules in their own files"
 _EXPERTS = "ranks share every expert (--tensor-parallel-size) instead of holding some experts each"
 _STATES = "rustvllm does not serve state-space models such as Mamba"
@@ -51,7 +51,6 @@ REFUSED_ARGUMENTS: Final[Mapping[str, str]] = {
     ),
     "revision applies to the model and its code": "code_revision=None",
     "set runner to pooling for embeddings, and convert to classify for classification": "task=auto,generate",
-    "messages can only hold text": "limit_mm_per_prompt=None",
     "rustvllm does not compile models; cudagraph_capture_sizes sets the sizes of CUDA graphs": (
         "compilation_config=None,0,1,2,3"
     ),

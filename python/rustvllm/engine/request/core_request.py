@@ -165,6 +165,7 @@ class EngineCoreRequest:
         sampling_extras: Parameters that are lists; None without.
         grammar: What the output must be; None: anything.
         stop: Stop strings, which all samples look for; None without.
+        multimodal: Offset, length, digest and content of each image.
         ends_after_call: How samples are read that end behind their first call of a tool; None: they do not.
         arrival_ns: When it came to its front end (nanoseconds of CLOCK_MONOTONIC); its latencies count from then.
         began_ns, processed_ns: When the check began and ended, in nanoseconds of ``time.monotonic_ns``.
@@ -189,10 +190,16 @@ class EngineCoreRequest:
     sampling_extras: _core.SamplingExtras | None = None
     grammar: _core.GrammarSpec | None = None
     stop: _core.StopStrings | None = None
+    multimodal: tuple[tuple[int, int, bytes, bytes], ...] = ()
     ends_after_call: _core.TurnReading | None = None
     arrival_ns: int = field(default_factory=monotonic_ns)
     began_ns: int = 0
     processed_ns: int = 0
+
+    @property
+    def num_image_bytes(self) -> int:
+        """Bytes of all images."""
+        return sum(len(content) for *_, content in self.multimodal)
 
     def seed_of(self, index: int) -> int:
         """Seed of sample ``index``, wrapped to 64 bits."""

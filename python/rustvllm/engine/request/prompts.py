@@ -8,17 +8,19 @@ from typing import Any, Final, TypedDict
 from rustvllm import _core
 from rustvllm.config import ModelConfig
 from rustvllm.engine.request.core_request import EngineParams
+from rustvllm.engine.request.images import read_media
 from rustvllm.engine.request.pooling import num_appended_tokens
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.parameter_checks import is_valid_unicode
 from rustvllm.text.tokenizer import Tokenizer, max_token_chars
 
-PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens", "prediction"})
+PROMPT_KEYS = frozenset(
+    {"prompt", "prompt_token_ids", "cache_salt", "add_special_tokens", "prediction", "multi_modal_data"}
+)
 
 UNBUILT_KEYS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "media_io_kwargs"), "prompts can only be text"
-    ),
+    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), "images are processed as the model's folder says"),
+    "multi_modal_uuids": "images are named by their pixels",
     "prompt_embeds": "give text or token ids",
     "token_type_ids": "models that generate text take none",
     "prompt_token_offsets": "nothing needs the places of tokens in the text",
@@ -32,12 +34,14 @@ class TextPrompt(TypedDict, total=False):
     """A prompt as text; ``add_special_tokens`` (default True) lets the tokenizer add its beginning of sequence.
 
     ``prediction`` is what the answer is expected to be: with speculative decoding an answer that follows it is faster.
+    ``multi_modal_data`` is ``{"image": images}``: one Pillow image or several, each with a placeholder in the text.
     """
 
     prompt: str
     cache_salt: str
     add_special_tokens: bool
     prediction: str | Sequence[int] | None
+    multi_modal_data: Mapping[str, Any] | None
 
 
 class TokensPrompt(TypedDict, total=False):
@@ -47,6 +51,7 @@ class TokensPrompt(TypedDict, total=False):
     prompt: str
     cache_salt: str
     prediction: str | Sequence[int] | None
+    multi_modal_data: Mapping[str, Any] | None
 
 
 PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
@@ -88,6 +93,7 @@ class GivenPrompt:
         cache_salt: Only prompts with the same one share cached blocks.
         add_special_tokens: Whether the tokenizer adds its own to the text.
         prediction: What the answer is expected to be, not checked yet.
+        images: In the order of their placeholders, not checked yet.
     """
 
     text: str | None = None
@@ -95,6 +101,7 @@ class GivenPrompt:
     cache_salt: str | None = None
     add_special_tokens: bool = True
     prediction: object = None
+    images: tuple[object, ...] = ()
 
 
 def read_prompt(prompt: object) -> GivenPrompt:
@@ -130,7 +137,7 @@ def read_prompt(prompt: object) -> GivenPrompt:
     special = prompt.get("add_special_tokens", True)
     if not isinstance(special, bool):
         raise InvalidRequestError(f"add_special_tokens must be True or False, got {special!r:.80}", "prompt")
-    return GivenPrompt(text, ids, salt, special, prompt.get("prediction"))
+    return GivenPrompt(text, ids, salt, special, prompt.get("prediction"), read_media(prompt.get("multi_modal_data")))
 
 
 def _check_cache_salt(salt: object) -> None:
@@ -193,7 +200,7 @@ class PromptIds:
             InvalidRequestError: They are not a list of ids, an id is not in the vocabulary, or too many are left.
         """
         if isinstance(ids, list | _core.TokenIds) and params.truncate_prompt_tokens is None:
-            self._check_length(len(ids), params)  # before each of them is looked at
+            self.check_length(len(ids), params)  # before each of them is looked at
             return self._known(ids)
         return self._fit(self._known(ids), params)
 
@@ -207,6 +214,18 @@ class PromptIds:
         longest = self._longest(params)
         if params.truncate_prompt_tokens is None and at_least > longest:
             raise self._too_long(f"at least {at_least} input tokens ({num_chars} characters): at most {longest} fit")
+
+    def check_length(self, num_tokens: int, params: EngineParams) -> None:
+        """Refuse a prompt without tokens, or with more than fit.
+
+        Raises:
+            InvalidRequestError: Names the length and the limit.
+        """
+        if not num_tokens:
+            raise InvalidRequestError("the prompt is empty: at least one token is needed", "prompt")
+        longest = self._longest(params)
+        if num_tokens > longest:
+            raise self._too_long(f"{num_tokens} input tokens: at most {longest} fit")
 
     def context_length(self) -> str:
         """The limit as errors say it."""
@@ -268,18 +287,11 @@ class PromptIds:
             ids = _core.TokenIds([*start, *end])
         elif keep is not None and len(ids) > keep:
             ids = ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
-        self._check_length(len(ids), params)
+        self.check_length(len(ids), params)
         return ids
 
     def _longest(self, params: EngineParams) -> int:
         return self._model.max_model_len - (params.max_tokens != 0)
-
-    def _check_length(self, num_tokens: int, params: EngineParams) -> None:
-        if not num_tokens:
-            raise InvalidRequestError("the prompt is empty: at least one token is needed", "prompt")
-        longest = self._longest(params)
-        if num_tokens > longest:
-            raise self._too_long(f"{num_tokens} input tokens: at most {longest} fit")
 
     def _too_long(self, contents: str) -> InvalidRequestError:
         return InvalidRequestError(

@@ -63,7 +63,7 @@ class RotaryLM(CausalLM):
         partial_rotary: Whether a configuration may rotate only a part of each head.
     """
 
-    prefixes = ("model.",)
+    prefixes: tuple[str, ...] = ("model.",)
     embed_tokens_name = "embed_tokens.weight"
     default_head_dim: ClassVar[int | None] = None
     partial_rotary: ClassVar[bool] = False

@@ -1,0 +1,361 @@
+"""``VisionConfig``: which images a model takes and how they become pixels, from the model's folder.
+
+The files are ``config.json`` and ``preprocessor_config.json``, or the ``processor_config.json`` that newer checkpoints
+have instead. Plain data: processes that serve HTTP read it, and so does the worker.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rustvllm.config.ranges import require_int
+from rustvllm.exceptions import ConfigError, ModelLoadError
+
+if TYPE_CHECKING:
+    from rustvllm.config.engine_config import EngineConfig
+
+MAX_FILE_BYTES: Final = 1 << 20
+"""Most bytes of a file that describes how images are processed."""
+MAX_SIDE: Final = 4096
+"""Most pixels of a side that an image is resized to; transformers has the same limit for Idefics3."""
+MAX_CONTENT_BYTES: Final = 256 << 20
+"""Most bytes of pixels that the images of one request may take."""
+DEFAULT_MAX_IMAGES: Final = 4
+HEADER_BYTES: Final = 16
+"""Of an image on its way to the worker: four numbers of 32 bits, tiles, channels, height and width."""
+CHANNELS: Final = 3
+SINGLE, TILED = "single", "tiled"
+_PROCESSORS: Final[Mapping[str, str]] = {
+    "CLIPImageProcessor": SINGLE,
+    "LlavaImageProcessor": SINGLE,
+    "SiglipImageProcessor": SINGLE,
+    "Idefics3ImageProcessor": TILED,
+    "SmolVLMImageProcessor": TILED,
+}
+"""transformers' class of an image processor → how it works; names also end in ``Fast`` or ``Pil``."""
+_TEXT_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "LlavaForConditionalGeneration": ("llama", "mistral"),
+    "Idefics3ForConditionalGeneration": ("llama",),
+    "SmolVLMForConditionalGeneration": ("llama",),
+}
+"""Architecture → the ``model_type`` that its text model may have."""
+VISION_ARCHITECTURES: Final = frozenset(_TEXT_TYPES)
+_TOWERS: Final = ("clip_vision_model", "siglip_vision_model")
+"""The ``model_type`` that LLaVA's vision tower may have."""
+_MEAN, _STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_BICUBIC, _LANCZOS = 3, 1
+"""Pillow's numbers of filters, which are those of the files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """How a model sees an image: as one tile, or as several and the whole of it once more.
+
+    Attributes:
+        kind: ``single``: an image is one tile. ``tiled``: a large image is cut into tiles, and the whole image follows
+            as a last tile.
+        image_token_id: The id that stands for a part of an image in a prompt.
+        tokens_per_tile: How many such ids a tile has.
+        tile_size: Pixels of a tile's sides.
+        shortest_edge: ``single``: what the shorter side is resized to, before the middle is cut out; None: the image is
+            resized to a tile, whatever its shape.
+        longest_edge: ``tiled``: what the longer side is resized to before the image is cut.
+        splits: ``tiled``: False makes every image one tile.
+        resample: Pillow's number of the filter.
+        rescale_factor: Pixels are multiplied by it.
+        image_mean: Subtracted from each channel after that.
+        image_std: Each channel is divided by it after that.
+        max_images: Most images of a prompt.
+    """
+
+    kind: str
+    image_token_id: int
+    tokens_per_tile: int
+    tile_size: int
+    shortest_edge: int | None = None
+    longest_edge: int = 0
+    splits: bool = False
+    resample: int = _BICUBIC
+    rescale_factor: float = 1 / 255
+    image_mean: tuple[float, ...] = _MEAN
+    image_std: tuple[float, ...] = _STD
+    max_images: int = DEFAULT_MAX_IMAGES
+
+    def __post_init__(self) -> None:
+        if self.kind not in (SINGLE, TILED):
+            raise ConfigError(f"kind must be {SINGLE} or {TILED}, got {self.kind!r}")
+        require_int("max_images", self.max_images, 0)
+        if self.max_content_bytes > MAX_CONTENT_BYTES:
+            most = MAX_CONTENT_BYTES // self.max_image_bytes
+            raise ConfigError(
+                f"limit_mm_per_prompt allows {self.max_images} images of up to {self.max_image_bytes} bytes, but a "
+                f"request may have {MAX_CONTENT_BYTES} bytes of pixels: allow at most {most} images"
+            )
+
+    @property
+    def max_tiles(self) -> int:
+        """Most tiles of an image."""
+        if self.kind == SINGLE or not self.splits:
+            return 1
+        longest = self.longest_edge + self.longest_edge % 2  # the other side is rounded up to an even number
+        per_side = -(-longest // self.tile_size)
+        return 1 if per_side <= 1 else per_side**2 + 1
+
+    @property
+    def max_image_bytes(self) -> int:
+        """Most bytes of an image on its way to the worker."""
+        return HEADER_BYTES + self.max_tiles * CHANNELS * self.tile_size**2
+
+    @property
+    def max_content_bytes(self) -> int:
+        """Most bytes of all images of a request."""
+        return self.max_images * self.max_image_bytes
+
+
+def read_vision(
+    folder: Path, config: Mapping[str, Any], architecture: str, file: Path, limits: Mapping[str, Any] | None
+) -> VisionConfig | None:
+    """How a model sees images; None if it sees none.
+
+    Args:
+        folder: Of the model.
+        config: Its ``config.json``, with ``vision_config`` and ``text_config``.
+        architecture: The model's class.
+        file: What the configuration was read from, for messages.
+        limits: ``limit_mm_per_prompt``.
+
+    Raises:
+        ModelLoadError: A value is missing, wrong or not supported; names the file.
+        ConfigError: ``limits`` are wrong, or the model sees no images and they allow some.
+    """
+    most = read_image_limit(limits)
+    if architecture not in VISION_ARCHITECTURES:
+        if most:
+            raise ConfigError(
+                f"limit_mm_per_prompt allows {most} images, but {architecture} sees none here: leave it out"
+            )
+        return None
+    of_text, of_tower = config.get("text_config"), config.get("vision_config")
+    if not isinstance(of_text, Mapping) or not isinstance(of_tower, Mapping):
+        raise ModelLoadError(f"{file}: {architecture} needs the objects text_config and vision_config")
+    kinds, kind = _TEXT_TYPES[architecture], of_text.get("model_type", "llama")
+    if kind not in kinds:
+        raise ModelLoadError(
+            f"{file}: the text model of {architecture} is {kind!r:.80}; rustvllm supports {' and '.join(kinds)}"
+        )
+    processor, source = _read_processor(folder)
+    numbers = _Numbers(processor, source)
+    expected = SINGLE if architecture == "LlavaForConditionalGeneration" else TILED
+    tower, image_numbers = _Numbers(of_tower, file), _Numbers(config, file)
+    side = tower.integer("image_size", 336 if expected == SINGLE else 224)
+    patch = tower.integer("patch_size", 14 if expected == SINGLE else 32)
+    how = _PROCESSORS.get(_processor_class(processor, architecture))
+    if how != expected:
+        raise ModelLoadError(
+            f"{source}: image_processor_type is {_processor_class(processor, architecture)!r:.80}; for {architecture} "
+            f"rustvllm supports {', '.join(name for name, kind in _PROCESSORS.items() if kind == expected)}"
+        )
+    numbers.require("do_resize", "do_rescale", "do_normalize")
+    is_clip = how == SINGLE and _processor_class(processor, architecture) != "SiglipImageProcessor"
+    shared: dict[str, Any] = {
+        "kind": expected,
+        "tile_size": side,
+        "rescale_factor": numbers.number("rescale_factor", 1 / 255),
+        "image_mean": numbers.channels("image_mean", _CLIP_MEAN if is_clip else _MEAN),
+        "image_std": numbers.channels("image_std", _CLIP_STD if is_clip else _STD),
+        "resample": numbers.integer("resample", _BICUBIC if how == SINGLE else _LANCZOS, least=0),
+        "max_images": DEFAULT_MAX_IMAGES if most is None else most,
+    }
+    if side % patch:
+        raise ModelLoadError(f"{file}: image_size {side} of vision_config is not a multiple of patch_size {patch}")
+    num_patches = (side // patch) ** 2
+    if expected == TILED:
+        scale = image_numbers.integer("scale_factor", 2)
+        if (side // patch) % scale:
+            raise ModelLoadError(f"{file}: {side // patch} patches per side are not a multiple of scale_factor {scale}")
+        _check_tile(numbers.side("max_image_size", "longest_edge", side), side, source)
+        longest = numbers.side("size", "longest_edge", 4 * side)
+        return VisionConfig(
+            image_token_id=image_numbers.integer("image_token_id", 128_257, least=0),
+            tokens_per_tile=num_patches // scale**2,
+            longest_edge=min(longest, MAX_SIDE),
+            splits=processor.get("do_image_splitting", True) is not False,
+            **shared,
+        )
+    return _single(config, of_tower, num_patches, numbers, file, shared)
+
+
+def check_vision(config: "EngineConfig") -> None:
+    """Refuse what a model that sees images cannot be combined with yet.
+
+    Raises:
+        ConfigError: Names the argument, and what to change.
+    """
+    parallel = config.parallel
+    refused = {
+        "device=cuda: set device to cpu": config.device.device != "cpu",
+        f"tensor_parallel_size={parallel.tensor_parallel_size}: set it to 1": parallel.tensor_parallel_size > 1,
+        f"pipeline_parallel_size={parallel.pipeline_parallel_size}: set it to 1": parallel.pipeline_parallel_size > 1,
+        "a draft model (speculative_config): use method ngram or suffix": config.draft_model is not None,
+        "enable_lora: leave it out": config.lora is not None,
+        "merge_lora: leave it out": bool(config.load.merge_lora),
+        "runner=pooling: set runner to generate": config.model.pooler is not None,
+    }
+    for reason, is_asked in refused.items():
+        if is_asked:
+            raise ConfigError(f"{config.model.model} sees images, which cannot be combined with {reason}")
+
+
+def _single(
+    config: Mapping[str, Any],
+    of_tower: Mapping[str, Any],
+    num_patches: int,
+    numbers: "_Numbers",
+    file: Path,
+    shared: dict[str, Any],
+) -> VisionConfig:
+    """LLaVA: one tile, whose first feature may be left out."""
+    tower, side, source = of_tower.get("model_type", "clip_vision_model"), shared["tile_size"], numbers.file
+    if tower not in _TOWERS:
+        raise ModelLoadError(
+            f"{file}: the vision tower is {tower!r:.80}; for LlavaForConditionalGeneration rustvllm supports "
+            f"{' and '.join(_TOWERS)}"
+        )
+    strategy = config.get("vision_feature_select_strategy", "default")
+    if strategy not in ("default", "full"):
+        raise ModelLoadError(
+            f"{file}: vision_feature_select_strategy must be 'default' or 'full', got {strategy!r:.80}"
+        )
+    has_class_token = tower == "clip_vision_model"
+    size = numbers.values.get("size", {"shortest_edge": side})
+    if isinstance(size, int):  # older files
+        size = {"shortest_edge": size}
+    if numbers.values.get("do_pad"):
+        raise ModelLoadError(f"{source}: do_pad is not supported yet: set it to false, so that images are cropped")
+    crops = numbers.values.get("do_center_crop", tower == "clip_vision_model") is True
+    shortest = None
+    if isinstance(size, Mapping) and "shortest_edge" in size:
+        shortest = numbers.side("size", "shortest_edge", side)
+    else:
+        for name in ("height", "width"):
+            _check_tile(numbers.side("size", name, side), side, source)
+    if crops:
+        for name in ("height", "width"):
+            _check_tile(numbers.side("crop_size", name, side), side, source)
+    elif shortest is not None:
+        raise ModelLoadError(f"{source}: size names shortest_edge, so do_center_crop must be true")
+    if shortest is not None and not side <= shortest <= MAX_SIDE:
+        raise ModelLoadError(f"{source}: shortest_edge must be between {side} and {MAX_SIDE}, got {shortest}")
+    return VisionConfig(
+        image_token_id=_Numbers(config, file).integer(
+            "image_token_index" if "image_token_index" in config else "image_token_id", 32_000, least=0
+        ),
+        tokens_per_tile=num_patches + has_class_token - (strategy == "default"),
+        shortest_edge=shortest,
+        **shared,
+    )
+
+
+def _check_tile(given: int, side: int, source: Path) -> None:
+    if given != side:
+        raise ModelLoadError(
+            f"{source}: images become {given} pixels wide or high, but the vision tower has an image_size of {side}"
+        )
+
+
+def _processor_class(processor: Mapping[str, Any], architecture: str) -> str:
+    """Transformers' name without what says how it computes."""
+    default = {"LlavaForConditionalGeneration": "CLIPImageProcessor"}.get(architecture, "Idefics3ImageProcessor")
+    named = processor.get("image_processor_type", processor.get("feature_extractor_type"))
+    return str(named or default).removesuffix("Fast").removesuffix("Pil").replace("FeatureExtractor", "ImageProcessor")
+
+
+def _read_processor(folder: Path) -> tuple[dict[str, Any], Path]:
+    """The description of the image processor, and its file."""
+    for name, key in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
+        file = folder / name
+        if not file.is_file():
+            continue
+        try:
+            with file.open("rb") as opened:
+                text = opened.read(MAX_FILE_BYTES + 1)
+            value = json.loads(text) if len(text) <= MAX_FILE_BYTES else None
+        except (OSError, ValueError, RecursionError) as error:
+            raise ModelLoadError(f"{file} cannot be read: {error}") from error
+        value = value.get(key) if key is not None and isinstance(value, dict) else value
+        if isinstance(value, dict):
+            return value, file
+        if key is None:
+            raise ModelLoadError(f"{file} must be a JSON object of at most {MAX_FILE_BYTES} bytes")
+    raise ModelLoadError(f"{folder} has no preprocessor_config.json, which says how images are processed")
+
+
+def read_image_limit(limits: object) -> int | None:
+    """Most images of a prompt; None if nothing says.
+
+    Raises:
+        ConfigError: It is not a mapping of numbers, or allows audio or video.
+    """
+    if limits is None:
+        return None
+    if not isinstance(limits, Mapping):
+        raise ConfigError(f'limit_mm_per_prompt must be an object such as {{"image": 4}}, got {limits!r:.80}')
+    for name, value in limits.items():
+        count = value.get("count") if isinstance(value, Mapping) else value
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ConfigError(f"limit_mm_per_prompt of {name!r:.40} must be 0 or a positive integer, got {value!r:.80}")
+        if name != "image" and count:
+            raise ConfigError(f"limit_mm_per_prompt allows {name!r:.40}, but prompts can hold images only: set it to 0")
+        if isinstance(value, Mapping) and set(value) != {"count"}:
+            raise ConfigError("limit_mm_per_prompt takes numbers of images and no sizes")
+    if "image" not in limits:
+        return None
+    of_images = limits["image"]
+    return int(of_images["count"] if isinstance(of_images, Mapping) else of_images)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Checked values of a file."""
+
+    values: Mapping[str, Any]
+    file: Path
+
+    def integer(self, name: str, default: int, *, least: int = 1) -> int:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**31 - 1:
+            raise ModelLoadError(f"{self.file}: {name} must be an integer of at least {least}, got {value!r:.80}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.values.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+            raise ModelLoadError(f"{self.file}: {name} must be a positive number, got {value!r:.80}")
+        return float(value)
+
+    def channels(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        value = self.values.get(name)
+        value = list(default) if value is None else value
+        is_numbers = isinstance(value, list) and len(value) == CHANNELS
+        if not is_numbers or not all(type(each) in (int, float) and -1e6 < each < 1e6 for each in value):
+            raise ModelLoadError(f"{self.file}: {name} must be {CHANNELS} numbers, got {value!r:.80}")
+        if name == "image_std" and 0 in value:
+            raise ModelLoadError(f"{self.file}: {name} must not hold 0, got {value!r:.80}")
+        return tuple(map(float, value))
+
+    def side(self, name: str, key: str, default: int) -> int:
+        """A number of an object such as ``{"height": 336, "width": 336}``; older files have the number alone."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        value = value.get(key) if isinstance(value, Mapping) else value
+        return _Numbers({f"{name} ({key})": value}, self.file).integer(f"{name} ({key})", default)
+
+    def require(self, *names: str) -> None:
+        for name in names:
+            if self.values.get(name, True) is not True:
+                raise ModelLoadError(f"{self.file}: {name} must be true, got {self.values[name]!r:.80}")

@@ -1,0 +1,133 @@
+"""The images of a prompt: checked, made into tiles in a few threads, and given their places among the token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from rustvllm import _core
+from rustvllm.config import ModelConfig
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.images.decoding import as_rgb, check_pixels, decode_image, read_data_url, require_pillow
+from rustvllm.images.expansion import ImageTokens, MultimodalSpan
+from rustvllm.images.tiles import ImageTiles, make_tiles
+from rustvllm.text.tokenizer import Tokenizer
+
+NUM_THREADS: Final = 2
+"""Images that are decoded at the same time in a process; further ones wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """An image that came in a message.
+
+    Attributes:
+        url: ``data:`` and the file in base64.
+        where: Names it in errors, such as ``messages[0].content[1]``.
+    """
+
+    url: str
+    where: str
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """The threads that decode images, of this process."""
+    return ThreadPoolExecutor(NUM_THREADS, "images")
+
+
+async def place_off_loop(
+    reader: PromptImages, ids: _core.TokenIds, images: Sequence[object]
+) -> tuple[_core.TokenIds, list[MultimodalSpan]]:
+    """:meth:`PromptImages.place` in one of a few threads, while the event loop continues."""
+    return await asyncio.get_running_loop().run_in_executor(_threads(), reader.place, ids, images)
+
+
+def read_media(data: object) -> tuple[object, ...]:
+    """The images of ``multi_modal_data``.
+
+    Raises:
+        InvalidRequestError: It is not such a dict, or holds something other than images.
+    """
+    if data is None:
+        return ()
+    if not isinstance(data, Mapping):
+        raise InvalidRequestError(
+            f"multi_modal_data must be a dict such as {{'image': image}}, got {type(data).__name__}", "prompt"
+        )
+    for name, value in data.items():
+        is_empty = value is None or (isinstance(value, list | tuple) and not value)
+        if name != "image" and not is_empty:
+            raise InvalidRequestError(
+                f"multi_modal_data has {name!r:.40}, which is not supported yet: prompts can hold images only", "prompt"
+            )
+    images = data.get("image")
+    if images is None:
+        return ()
+    return tuple(images) if isinstance(images, list | tuple) else (images,)
+
+
+class PromptImages:
+    """Reads images for one model.
+
+    Args:
+        model: Says how it sees images, if it does.
+        tokenizer: Of the model; None if there is none.
+    """
+
+    def __init__(self, model: ModelConfig, tokenizer: Tokenizer | None) -> None:
+        self._vision, self._name = model.vision, model.served_model_name[0]
+        self._tokens = None if model.vision is None else ImageTokens(model.vision, tokenizer, self._name)
+
+    def check(self, images: Sequence[object]) -> None:
+        """Refuse images that the model does not see, or too many, before any is decoded.
+
+        Raises:
+            InvalidRequestError: Names the number and the limit.
+        """
+        if not images:
+            return
+        if self._vision is None:
+            raise InvalidRequestError(
+                f"the prompt comes with {len(images)} images, but {self._name} sees none: send text alone, or serve a "
+                "model such as SmolVLM",
+                "prompt",
+            )
+        if len(images) > self._vision.max_images:
+            raise InvalidRequestError(
+                f"the prompt comes with {len(images)} images; the limit is {self._vision.max_images} "
+                "(limit_mm_per_prompt)",
+                "prompt",
+            )
+
+    def place(self, ids: _core.TokenIds, images: Sequence[object]) -> tuple[_core.TokenIds, list[MultimodalSpan]]:
+        """Make tiles of images and put their tokens into the prompt. Takes long: call it off the event loop.
+
+        Args:
+            ids: Of the prompt, with one placeholder for each image.
+            images: Pillow images or :class:`EncodedImage`, as many as :meth:`check` allows.
+
+        Raises:
+            InvalidRequestError: An image is broken or too large, or there are not as many placeholders as images.
+        """
+        assert self._vision is not None
+        assert self._tokens is not None
+        self._tokens.check_count(ids, len(images))
+        tiles: list[ImageTiles] = []
+        for index, image in enumerate(images):
+            tiles.append(make_tiles(_decoded(image, f"image {index + 1}"), self._vision))
+        return self._tokens.expand(ids, tiles)
+
+
+def _decoded(image: object, name: str) -> Any:
+    if isinstance(image, EncodedImage):
+        return decode_image(read_data_url(image.url, image.where), image.where)
+    pillow = require_pillow()
+    if not isinstance(image, pillow.Image):
+        raise InvalidRequestError(f"{name} must be a PIL.Image.Image, got {type(image).__name__}", "prompt")
+    check_pixels(image, name)
+    return as_rgb(image)

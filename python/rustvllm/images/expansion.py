@@ -1,0 +1,114 @@
+"""The tokens of images in a prompt: each placeholder becomes as many as its image has features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rustvllm.config.vision import SINGLE, VisionConfig
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.text.tokenizer import TokenIds
+
+if TYPE_CHECKING:
+    from rustvllm.images.tiles import ImageTiles
+    from rustvllm.text.tokenizer import Tokenizer
+
+MultimodalSpan = tuple[int, int, bytes, bytes]
+"""Offset, length, digest and content of an image in a prompt, as the core takes them."""
+_FAKE: Final = "<fake_token_around_image>"
+_WHOLE: Final = "<global-img>"
+"""Tokens that stand around those of Idefics3's tiles."""
+
+
+class ImageTokens:
+    """Puts the tokens of images into prompts of one model.
+
+    Args:
+        vision: How the model sees images.
+        tokenizer: Of the model; None if there is none.
+        name: Of the model, for messages.
+    """
+
+    def __init__(self, vision: VisionConfig, tokenizer: Tokenizer | None, name: str) -> None:
+        self._vision = vision
+        self._tokenizer = tokenizer
+        self._name = name
+        self._known: dict[tuple[int, int], npt.NDArray[np.int32]] = {}
+
+    def expand(self, ids: TokenIds, images: Sequence[ImageTiles]) -> tuple[TokenIds, list[MultimodalSpan]]:
+        """The prompt with the tokens of its images, and where each image is.
+
+        Args:
+            ids: Of the prompt, with one placeholder for each image.
+            images: In the order of the placeholders.
+
+        Raises:
+            InvalidRequestError: See :meth:`check_count`.
+        """
+        array = np.array(ids.tolist(), np.int32)
+        places = self._places(array, len(images))
+        parts: list[npt.NDArray[np.int32]] = []
+        spans: list[MultimodalSpan] = []
+        length = begin = 0
+        for place, image in zip(places.tolist(), images, strict=True):
+            own = self._tokens_of(image.rows, image.columns)
+            length += place - begin
+            spans.append((length, own.size, image.digest, image.content))
+            parts += [array[begin:place], own]
+            length, begin = length + own.size, place + 1
+        return TokenIds(np.concatenate([*parts, array[begin:]])), spans
+
+    def check_count(self, ids: TokenIds, num_images: int) -> None:
+        """Refuse a prompt with another number of placeholders than images.
+
+        Raises:
+            InvalidRequestError: Names both numbers.
+        """
+        self._places(np.array(ids.tolist(), np.int32), num_images)
+
+    def _places(self, ids: npt.NDArray[np.int32], num_images: int) -> npt.NDArray[np.int64]:
+        places = np.flatnonzero(ids == self._vision.image_token_id)
+        if places.size != num_images:
+            token_id = self._vision.image_token_id
+            shown = f"id {token_id}"
+            if self._tokenizer is not None:
+                shown = f"{self._tokenizer.convert_ids_to_tokens([token_id])[0]}, {shown}"
+            raise InvalidRequestError(
+                f"the prompt has {places.size} image placeholders ({shown}), but comes with {num_images} images: write "
+                "one placeholder for each image",
+                "prompt",
+            )
+        return places
+
+    def _tokens_of(self, rows: int, columns: int) -> npt.NDArray[np.int32]:
+        if self._vision.kind == SINGLE:
+            return np.full(self._vision.tokens_per_tile, self._vision.image_token_id, np.int32)
+        if (found := self._known.get((rows, columns))) is None:
+            found = self._known[rows, columns] = self._tiled(rows, columns)
+        return found
+
+    def _tiled(self, rows: int, columns: int) -> npt.NDArray[np.int32]:
+        """Idefics3's tokens: a line of tiles for each row, an empty line, and the whole image."""
+        if self._tokenizer is None:
+            raise InvalidRequestError(
+                "images of this model need its tokenizer: start the engine without skip_tokenizer_init", "prompt"
+            )
+        [placeholder] = self._tokenizer.convert_ids_to_tokens([self._vision.image_token_id])
+        tile = (placeholder or "") * self._vision.tokens_per_tile
+        lines = [
+            "".join(f"{_FAKE}<row_{row}_col_{column}>{tile}" for column in range(1, columns + 1)) + "\n"
+            for row in range(1, rows + 1)
+        ]
+        text = "".join(lines) + ("\n" if lines else "") + f"{_FAKE}{_WHOLE}{tile}{_FAKE}"
+        ids = np.array(self._tokenizer.encode(text, add_special_tokens=False), np.int32)
+        needed = (rows * columns + 1) * self._vision.tokens_per_tile
+        if (found := int((ids == self._vision.image_token_id).sum())) != needed:
+            raise InvalidRequestError(
+                f"the tokenizer of {self._name} makes {found} placeholders of {needed}: it does not belong to a model "
+                "that sees images",
+                "prompt",
+            )
+        return ids

@@ -1,0 +1,156 @@
+"""The images of running requests: their features, computed once, and which tokens of a step they stand for."""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rustvllm.config.vision import HEADER_BYTES, VisionConfig
+from rustvllm.exceptions import SchedulerStateError
+from rustvllm.models.vision_tower import VisionTower
+from rustvllm.worker.step_buffers import StepBuffers
+from rustvllm.worker.token_counts import TokenIds
+
+if TYPE_CHECKING:
+    from rustvllm._core import SchedulerOutput
+
+MultimodalOfRow = Callable[[int], list[tuple[int, int, bytes, bytes]]]
+"""Returns the images of the request in a persistent row (``_core.Scheduler.multimodal``)."""
+CACHE_BYTES: Final = 256 << 20
+"""Features of images that no running request needs are kept up to this size, those used last."""
+
+
+@dataclass(slots=True)
+class _Image:
+    """An image of a request that runs.
+
+    Attributes:
+        digest: Names it.
+        content: The header and the pixels; empty once the features are there.
+        positions: int64 ``[n]``, ascending: the tokens of the prompt that stand for it.
+        features: ``[n, hidden_size]``; None until a step needs them.
+    """
+
+    digest: bytes
+    content: bytes
+    positions: npt.NDArray[np.int64]
+    features: Tensor | None = None
+
+
+class PromptImages:
+    """Images by persistent row.
+
+    Args:
+        tower: Computes features.
+        vision: How the model sees images.
+        column: The column of ``sampling_int`` that has the number of a request's images.
+        cache_bytes: See ``CACHE_BYTES``.
+
+    Attributes:
+        of_row: Returns the images of a row; None until it is set, like the next.
+        token_ids: Returns the token ids of a row.
+        num_computed: Images whose features were computed so far.
+    """
+
+    def __init__(self, tower: VisionTower, vision: VisionConfig, column: int, cache_bytes: int = CACHE_BYTES) -> None:
+        self._tower, self._vision, self._column, self._cache_bytes = tower, vision, column, cache_bytes
+        self.of_row: MultimodalOfRow | None = None
+        self.token_ids: TokenIds | None = None
+        self.num_computed = 0
+        self._images: dict[int, list[_Image]] = {}
+        self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._num_cached_bytes = 0
+
+    def update(self, output: SchedulerOutput, step: StepBuffers) -> None:
+        """Apply the differences of a step: first rows that left, then rows that came."""
+        for name, count in (("finished_rows", output.num_finished), ("preempted_rows", output.num_preempted)):
+            if self._images and count:
+                self._drop(step.int32(name, count))
+        if output.num_new_reqs:
+            rows = step.int32("new_rows", output.num_new_reqs)
+            if self._images:
+                self._drop(rows)
+            for row in rows[step.arrays["sampling_int"][: output.num_new_reqs, self._column] > 0].tolist():
+                self._images[row] = self._read(row)
+
+    def rows_of_step(self, output: SchedulerOutput, step: StepBuffers) -> tuple[Tensor, Tensor] | None:
+        """Which tokens of a step stand for parts of images, and what they are.
+
+        Returns:
+            The tokens' indices in the step, int64 ``[n]``, and their embeddings, ``[n, hidden_size]``; None if there
+            are none.
+        """
+        if not self._images:
+            return None
+        starts = step.int32("query_start_loc", output.num_reqs + 1)
+        positions = step.arrays["positions"]
+        places, features = [], []
+        for index, row in enumerate(step.int32("idx_mapping", output.num_reqs).tolist()):
+            if (images := self._images.get(row)) is None:
+                continue
+            begin, end = int(starts[index]), int(starts[index + 1])
+            first = int(positions[begin])
+            for image in images:
+                low, high = np.searchsorted(image.positions, (first, first + end - begin)).tolist()
+                if low == high:
+                    continue
+                if image.features is None:
+                    image.features, image.content = self._features(image), b""
+                places.append(begin + image.positions[low:high] - first)
+                features.append(image.features[low:high])
+            if first + end - begin > images[-1].positions[-1]:
+                del self._images[row]  # the prompt's images are computed; a preempted request comes back as a new row
+        if not places:
+            return None
+        return torch.from_numpy(np.concatenate(places)), torch.cat(features)
+
+    def _read(self, row: int) -> list[_Image]:
+        if self.of_row is None or self.token_ids is None:
+            raise RuntimeError("images need the content and the token ids of a request: call bind_token_ids first")
+        ids = np.asarray(self.token_ids(row), np.int64)
+        images = []
+        for offset, length, digest, content in self.of_row(row):
+            places = offset + np.flatnonzero(ids[offset : offset + length] == self._vision.image_token_id)
+            if places.size:
+                images.append(_Image(digest, content, places))
+        return images
+
+    def _features(self, image: _Image) -> Tensor:
+        found = self._cache.pop(image.digest, None)
+        if found is None:
+            found = self._tower(self._pixels(image.content))
+            self.num_computed += 1
+            self._num_cached_bytes += found.nbytes
+        self._cache[image.digest] = found  # the one used last
+        while self._num_cached_bytes > self._cache_bytes and self._cache:
+            _, dropped = self._cache.popitem(last=False)
+            self._num_cached_bytes -= dropped.nbytes
+        if found.shape[0] != image.positions.size:
+            raise SchedulerStateError(
+                f"an image has {found.shape[0]} features, but {image.positions.size} tokens of its prompt stand for it"
+            )
+        return found
+
+    def _pixels(self, content: bytes) -> Tensor:
+        side = self._vision.tile_size
+        tiles, *shape = struct.unpack_from("<4I", content) if len(content) >= HEADER_BYTES else (0, 0, 0, 0)
+        num_pixels = len(content) - HEADER_BYTES
+        if shape != [3, side, side] or not 0 < tiles <= self._vision.max_tiles or num_pixels != tiles * 3 * side * side:
+            raise SchedulerStateError(
+                f"an image has {tiles} tiles of {shape} in {num_pixels} bytes; the model takes up to "
+                f"{self._vision.max_tiles} of [3, {side}, {side}]"
+            )
+        pixels = np.frombuffer(content, np.uint8, offset=HEADER_BYTES)
+        return torch.from_numpy(pixels.copy()).view(tiles, *shape)
+
+    def _drop(self, rows: npt.NDArray[np.int32]) -> None:
+        for row in rows.tolist():
+            self._images.pop(row, None)
