@@ -23,6 +23,8 @@ _NAMES = {
     "custom_tool_call": "response.custom_tool_call_input",
 }
 _SAID = {"message": b"text", "reasoning": b"text", "function_call": b"arguments", "custom_tool_call": b"input"}
+_PIECES_PER_BLOCK = 256
+"""Pieces of a text that are joined on the way, so that there is little left to join at its end."""
 _FEW_BYTES = 256 << 10
 """What is joined and sent in one go at the end of a stream."""
 
@@ -33,6 +35,7 @@ class _OpenItem:
     def __init__(self, item: Item) -> None:
         self.item = item
         self._texts: list[bytes] = []
+        self._blocks: list[bytes] = []
         self._logprobs: list[bytes] = []
         where: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
         if item.kind in ("message", "reasoning"):
@@ -42,25 +45,28 @@ class _OpenItem:
     def add(self, text: bytes, logprobs: bytes) -> None:
         """More of its text, as a JSON string, and its log-probabilities, as elements of a list."""
         self._texts.append(text[1:-1])
+        if len(self._texts) == _PIECES_PER_BLOCK:
+            self._blocks.append(b"".join(self._texts))
+            self._texts.clear()
         if logprobs:
-            self._logprobs.append(logprobs)
+            self._logprobs.append(b"," + logprobs if self._logprobs else logprobs)
 
     @property
-    def text(self) -> list[bytes]:
+    def text(self) -> bytes:
         """All of its text, as a JSON string."""
-        return [b'"', *self._texts, b'"']
+        return b"".join((b'"', *self._blocks, *self._texts, b'"'))
 
     @property
     def logprobs(self) -> list[bytes]:
-        """All of its log-probabilities, as a JSON list."""
-        return [b"[", b",".join(self._logprobs), b"]"]
+        """All of its log-probabilities, as the parts of a JSON list: together they may take tens of megabytes."""
+        return [b"[", *self._logprobs, b"]"]
 
     def filled(self, shape: dict[str, Any]) -> list[bytes]:
         """The JSON of a shape that has the marks of the text and the log-probabilities."""
         before, _, after = json_bytes(shape).partition(b'"%b"' % _TEXT.encode())
         between, has_logprobs, end = after.partition(b'["%b"]' % _LOGPROBS.encode())
         logprobs = self.logprobs if has_logprobs else []
-        return [before, *self.text, between, *logprobs, end]
+        return [before, self.text, between, *logprobs, end]
 
 
 class ResponseEvents(ChunkRenderer):
@@ -182,7 +188,7 @@ class ResponseEvents(ChunkRenderer):
         current, self._current = self._current, None
         assert current is not None
         item = current.item
-        done: list[bytes] = [b'%b,"%b":' % (current.where, _SAID[item.kind]), *current.text]
+        done: list[bytes] = [b'%b,"%b":' % (current.where, _SAID[item.kind]), current.text]
         if item.kind == "message":
             done += [b',"logprobs":', *current.logprobs]
         elif item.kind == "function_call":
