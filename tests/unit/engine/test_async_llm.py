@@ -428,7 +428,9 @@ async def test_closing_a_generation_ends_its_merge(make):
     engine = make()
     state = SimpleNamespace(engine_request_ids=set(), settings=ServerSettings())
     before = asyncio.all_tasks()
-    generation = await Generation.start(state, SimpleNamespace(engine=engine), ["a", "b"], LONG, "r", 0)
+    generation = await Generation.start(
+        state, SimpleNamespace(engine=engine, max_num_queued=9), ["a", "b"], LONG, "r", 0
+    )
     await anext(generation)
     assert asyncio.all_tasks() > before
     await generation.aclose()
@@ -442,7 +444,9 @@ async def test_closing_a_generation_ends_a_merge_that_is_read(make, toy_executor
     engine = make()
     toy_executors[0].gate.clear()
     state = SimpleNamespace(engine_request_ids=set(), settings=ServerSettings())
-    generation = await Generation.start(state, SimpleNamespace(engine=engine), ["a", "b"], LONG, "r", 0)
+    generation = await Generation.start(
+        state, SimpleNamespace(engine=engine, max_num_queued=9), ["a", "b"], LONG, "r", 0
+    )
     reader = asyncio.create_task(anext(generation))
     await until(lambda: toy_executors[0].steps)
     await generation.aclose()
