@@ -73,17 +73,18 @@ async def test_an_unknown_model_is_told_which_are_served():
             "KEY",
         ),
         ("key", ("rustvllm chat --url http://127.0.0.1:9 --api-key YOUR_KEY", "Bearer YOUR_KEY"), "dashboard"),
-        ("embeddings", ("/v1/embeddings", '{"model": "m", "input": "Once upon a time"}'), "chat"),
+        ("embed", ("/v1/embeddings", '{"model": "m", "input": "Once upon a time"}'), "chat"),
+        ("classify", ("/classify", '{"model": "m", "input": "Once upon a time"}'), "chat"),
     ],
 )
 def test_the_ready_message_says_how_to_go_on(capsys, flags, says, says_not):
     console.say_ready(
         Listener(None, "http://127.0.0.1:9"),
         "m",
-        generates=flags != "embeddings",
+        task=flags if flags in ("embed", "classify") else "generate",
         needs_key=flags == "key",
         has_page=flags == "page",
     )
     shown = capsys.readouterr().out
-    assert all(text in shown for text in ("serving m on http://127.0.0.1:9", "curl http://127.0.0.1:9/v1", *says))
+    assert all(text in shown for text in ("serving m on http://127.0.0.1:9", "curl http://127.0.0.1:9/", *says))
     assert says_not not in shown

@@ -49,6 +49,14 @@ async def pooling(options, settings=None, **more):
         state.close()
 
 
+def engine_state(client):
+    """What the application that a client calls knows."""
+    app = client._transport.app
+    while not hasattr(app, "state"):
+        app = app.app
+    return app.state.server
+
+
 def simulated(ids, width):
     """What the simulation gives for a prompt; see ``executor/sim.py``."""
     return np.sin((1.0 + ids[-1] + 0.1 * len(ids)) * np.arange(1, width + 1)).astype(np.float32).astype(np.float64)
@@ -325,6 +333,27 @@ async def test_a_client_that_leaves_frees_its_requests():
                 break
             await asyncio.sleep(0.01)
         assert stats["num_free_blocks"] == stats["num_usable_blocks"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/rerank", {"query": QUERY, "documents": DOCUMENTS}),
+        ("/score", {"text_1": QUERY, "text_2": DOCUMENTS}),
+        ("/v1/embeddings", {"input": DOCUMENTS}),
+    ],
+    ids=["rerank", "score", "embeddings"],
+)
+async def test_a_stop_of_the_server_gives_no_half_answers(path, body):
+    async with pooling(EMBED) as (client, engine):
+        state = engine_state(client)
+        await engine.pause_generation(mode="keep")
+        task = asyncio.create_task(client.post(path, json=body))
+        while len(state.engine_request_ids) < 3:  # noqa: ASYNC110 -- nothing signals it
+            await asyncio.sleep(0.001)
+        await state.abort_all()
+        await engine.resume_generation()
+        assert_error(await task, 503, "ServiceUnavailableError", says=("the server is stopping",))
 
 
 WIDE = {"hf_overrides": {"n_embd": 4098}, "runner": "pooling"}

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def on_ready(state: "ServerState") -> None:
         phases["engine"] = link.age - phases["import"]
         model = state.model
-        link.say_ready(link.age, phases, model=model.names[0], generates=model.generates)
+        link.say_ready(link.age, phases, model=model.names[0], task=model.task)
 
     try:
         server = ApiServer(

@@ -61,6 +61,7 @@ class ServedModel:
         self.vocab_size = config.model.vocab_size
         self.check_num_logprobs = config.model.check_num_logprobs
         self.check_task = config.model.check_task
+        self.task = config.model.task
         self.generates = config.model.pooler is None
         self.classifier = None if config.model.pooler is None else config.model.pooler.classifier
         self.created = int(time.time())

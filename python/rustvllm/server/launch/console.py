@@ -5,7 +5,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Any, Final, TextIO
 
 from rustvllm import envs
 from rustvllm.logger import init_logger, redact
@@ -56,13 +56,21 @@ def say_phases(name: str, seconds: float, phases: Mapping[str, float]) -> None:
     say(f"{name} ready after {seconds:.2f} s ({parts})")
 
 
-def say_ready(listener: Listener, model: str, *, generates: bool, needs_key: bool, has_page: bool) -> None:
+_TRIES: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
+    # what the engine does -> a path, and what may be sent there
+    "generate": ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}),
+    "embed": ("/v1/embeddings", {"input": "Once upon a time"}),
+    "classify": ("/classify", {"input": "Once upon a time"}),
+}
+
+
+def say_ready(listener: Listener, model: str, *, task: str, needs_key: bool, has_page: bool) -> None:
     """The server serves; how to try it.
 
     Args:
         listener: Where.
         model: Its first name.
-        generates: It gives text, not embeddings.
+        task: What the engine does: ``generate``, ``embed`` or ``classify``.
         needs_key: Clients must have a key.
         has_page: The live page is on.
     """
@@ -70,12 +78,10 @@ def say_ready(listener: Listener, model: str, *, generates: bool, needs_key: boo
     if _is_json():
         say(f"ready, serving {model} on {where(listener)}")
         return
-    path, body = "/v1/completions", {"model": model, "prompt": "Once upon a time", "max_tokens": 32}
-    if not generates:
-        path, body = "/v1/embeddings", {"model": model, "input": "Once upon a time"}
+    path, fields = _TRIES[task]
     tries = []
     if listener.uds is None:
-        if generates:
+        if task == "generate":
             tries.append(f"  rustvllm chat --url {listener.url}{' --api-key YOUR_KEY' if needs_key else ''}\n")
         if has_page:
             tries.append(f"  {listener.url}/dashboard in a browser\n")
@@ -83,7 +89,7 @@ def say_ready(listener: Listener, model: str, *, generates: bool, needs_key: boo
         f"rustvllm: ready, serving {model} on {where(listener)}\n"
         f"Try it:\n{''.join(tries)}"
         f"  curl {listener.curl_target()}{path} -H 'Content-Type: application/json'{key} "
-        f"-d {shlex.quote(json.dumps(body))}",
+        f"-d {shlex.quote(json.dumps({'model': model, **fields}))}",
         sys.stdout,
     )
 

@@ -256,7 +256,7 @@ class Launcher:
             console.say_ready(
                 self._listener,
                 served["model"],
-                generates=served["generates"],
+                task=served["task"],
                 needs_key=bool(settings.api_keys),
                 has_page=settings.has_dashboard,
             )

@@ -136,7 +136,7 @@ def _serve_in_this_process(
         console.say_ready(
             listener,
             state.model.names[0],
-            generates=state.model.generates,
+            task=state.model.task,
             needs_key=bool(settings.api_keys),
             has_page=settings.has_dashboard,
         )
