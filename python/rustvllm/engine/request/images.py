@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any, Final
 from rustvllm import _core
 from rustvllm.config import ModelConfig
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.images.decode_process import DecodeProcess
 from rustvllm.images.decoding import as_rgb, check_pixels, decode_image, read_data_url, require_pillow
 from rustvllm.images.expansion import ImageTokens, MultimodalSpan
 from rustvllm.images.tiles import ImageTiles, make_tiles
@@ -44,7 +46,17 @@ async def place_off_loop(
     reader: PromptImages, ids: _core.TokenIds, images: Sequence[object]
 ) -> tuple[_core.TokenIds, list[MultimodalSpan]]:
     """:meth:`PromptImages.place` in one of a few threads, while the event loop continues."""
-    return await asyncio.get_running_loop().run_in_executor(_threads(), reader.place, ids, images)
+    return await asyncio.get_running_loop().run_in_executor(_threads(), reader.place_elsewhere, ids, images)
+
+
+class _OfThread(threading.local):
+    """A process that decodes, for each of the threads."""
+
+    def __init__(self) -> None:
+        self.process = DecodeProcess()
+
+
+_of_thread = _OfThread()
 
 
 def read_media(data: object) -> tuple[object, ...]:
@@ -114,12 +126,27 @@ class PromptImages:
         Raises:
             InvalidRequestError: An image is broken or too large, or there are not as many placeholders as images.
         """
+        return self._place(ids, images, None)
+
+    def place_elsewhere(
+        self, ids: _core.TokenIds, images: Sequence[object]
+    ) -> tuple[_core.TokenIds, list[MultimodalSpan]]:
+        """:meth:`place`, with the images of messages decoded in a process of this thread's."""
+        return self._place(ids, images, _of_thread.process)
+
+    def _place(
+        self, ids: _core.TokenIds, images: Sequence[object], process: DecodeProcess | None
+    ) -> tuple[_core.TokenIds, list[MultimodalSpan]]:
         assert self._vision is not None
         assert self._tokens is not None
         self._tokens.check_count(ids, len(images))
         tiles: list[ImageTiles] = []
         for index, image in enumerate(images):
-            tiles.append(make_tiles(_decoded(image, f"image {index + 1}"), self._vision))
+            if process is not None and isinstance(image, EncodedImage):
+                require_pillow()
+                tiles.append(process.tiles_of(image.url, image.where, self._vision))
+            else:
+                tiles.append(make_tiles(_decoded(image, f"image {index + 1}"), self._vision))
         return self._tokens.expand(ids, tiles)
 
 

@@ -1,0 +1,73 @@
+"""The process that decodes images which clients sent: ``python -m rustvllm.images.decode_worker``.
+
+Decoders are C code that reads foreign files, and some hold the interpreter for as long as they take. So they run in a
+process with limited memory and processor time, which cannot write to files and has almost no environment.
+
+Orders and answers pass through the socket that is the process's standard input. An order is a JSON object and a
+``data:`` URL, an answer a JSON object and the pixels; each of these has its length before it, in four bytes.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+from typing import Any, BinaryIO, Final
+
+from rustvllm.config.vision import VisionConfig
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.images.decoding import decode_image, read_data_url
+from rustvllm.images.tiles import make_tiles
+
+CPU_SECONDS: Final = 10
+"""Processor time that one image may take."""
+MEMORY_BYTES: Final = 2 << 30
+"""Address space in addition to what the interpreter has when it starts to serve."""
+LENGTH_BYTES: Final = 4
+
+
+def main() -> None:
+    """Serve orders until the other end closes the socket."""
+    channel = socket.socket(fileno=os.dup(0))
+    _limit()
+    with channel.makefile("rb") as orders:
+        while head := receive(orders):
+            url = receive(orders).decode("ascii")
+            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF has no handler here, so it ends the process
+            facts, content = _answer(json.loads(head), url)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            for part in (json.dumps(facts).encode(), content):
+                channel.sendall(len(part).to_bytes(LENGTH_BYTES, "big"))
+                channel.sendall(part)
+
+
+def receive(stream: BinaryIO) -> bytes:
+    """A part of an order or an answer; empty if the other end has closed the socket."""
+    head = stream.read(LENGTH_BYTES)
+    return stream.read(int.from_bytes(head, "big")) if len(head) == LENGTH_BYTES else b""
+
+
+def _answer(order: dict[str, Any], url: str) -> tuple[dict[str, Any], bytes]:
+    where = order["where"]
+    vision = VisionConfig(**order["vision"])
+    try:
+        tiles = make_tiles(decode_image(read_data_url(url, where), where), vision)
+    except InvalidRequestError as error:
+        return {"message": str(error), "param": error.param}, b""
+    return {"rows": tiles.rows, "columns": tiles.columns, "digest": tiles.digest.hex()}, tiles.content
+
+
+def _limit() -> None:
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 -- avoids an import of pathlib
+        pages = int(file.read().split()[0])
+    memory = pages * resource.getpagesize() + MEMORY_BYTES
+    for what, limit in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+        resource.setrlimit(what, (limit, limit))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (OSError, MemoryError):  # the parent has ended, or there is no memory left
+        os._exit(1)
+    os._exit(0)
