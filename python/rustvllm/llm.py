@@ -158,7 +158,7 @@ class LLM(PoolingMethods):
                 loaded yet is loaded first.
             tokenization_kwargs: ``{"add_special_tokens": False}`` leaves the tokenizer's own special tokens out of text
                 prompts; other keys are refused.
-            mm_processor_kwargs: Must be None or empty: images, audio and video are not supported.
+            mm_processor_kwargs: Must be None or empty: images are processed as the model's folder says.
             prompt_token_ids: Prompts as token ids in place of ``prompts``, as older versions of vLLM take them.
 
         Returns:
@@ -354,7 +354,7 @@ class LLM(PoolingMethods):
             chat_template_kwargs: Further variables for the template.
             tokenization_kwargs: ``{"add_special_tokens": True}`` has the tokenizer add its own special tokens, which
                 are left to the model's template otherwise.
-            mm_processor_kwargs: Must be None or empty: images, audio and video are not supported.
+            mm_processor_kwargs: Must be None or empty: images are processed as the model's folder says.
 
         Returns:
             One output per conversation, in their order.
@@ -440,7 +440,7 @@ class LLM(PoolingMethods):
         return self.llm_engine.reset_prefix_cache(reset_running_requests)
 
     def reset_mm_cache(self) -> None:
-        """Do nothing: prompts are text, so no cache of images, audio or video exists."""
+        """Do nothing: images are processed anew for each request; ``docs/vision.md`` says what the worker keeps."""
 
     def shutdown(self) -> None:
         """Free the model and its memory; idempotent. Any later use raises EngineDeadError."""

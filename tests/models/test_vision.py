@@ -1,5 +1,8 @@
 """Models that see images, against transformers: greedy ids and log-probabilities, whatever the schedule."""
 
+import base64
+import io
+
 import numpy as np
 import pytest
 
@@ -207,6 +210,31 @@ def test_guesses_and_token_ids(checkpoints):
     outputs = llm.generate([prompt, by_ids], GREEDY, use_tqdm=False)
     for output in outputs:
         check(output, reference, processor, prompt)
+
+
+@pytest.mark.parametrize("content_format", ["auto", "string"])
+def test_conversations(checkpoints, content_format):
+    """Pillow images and URLs in messages; where content is one text, each has a placeholder on a line of its own."""
+    folder, reference, processor = checkpoints("smolvlm")
+    llm = start(folder)
+    images, file = [picture(8), picture(9)], io.BytesIO()
+    images[1].save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    parts = [
+        {"type": "text", "text": "see"},
+        {"type": "image_pil", "image_pil": images[0]},
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "what"},
+    ]
+    conversations = [[{"role": "user", "content": parts}], [{"role": "user", "content": [parts[0], parts[3]]}]]
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}" if content_format == "string" else None
+    outputs = llm.chat(
+        conversations, GREEDY, use_tqdm=False, chat_template_content_format=content_format, chat_template=template
+    )
+    text = "see\n<image>\n<image>\nwhat" if template else "user:see<image><image>what\nassistant:"
+    check(outputs[0], reference, processor, {"prompt": text, "multi_modal_data": {"image": images}})
+    text = "see\nwhat" if template else "user:seewhat\nassistant:"
+    check(outputs[1], reference, processor, {"prompt": text, "multi_modal_data": {"image": []}})
 
 
 def test_what_is_refused(checkpoints):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rustvllm.engine.llm_engine import LLMEngine
-from rustvllm.engine.request.prompts import PromptType, with_tokenization
+from rustvllm.engine.request.prompts import PromptType, TextPrompt, with_tokenization
 from rustvllm.exceptions import ConfigError, InvalidRequestError
 from rustvllm.offline.prompts import check_no_media
 
@@ -69,6 +69,7 @@ class Conversations:
             ValueError: There is no tokenizer.
         """
         from rustvllm.server.endpoints.conversation import conversation_of
+        from rustvllm.server.endpoints.message_images import images_of
         from rustvllm.text.chat_template import check_template_variables
 
         check_no_media(mm_processor_kwargs)
@@ -85,9 +86,12 @@ class Conversations:
         check_template_variables(variables)
         own_template = chat_template or self._template or self._models_template(has_tools=bool(tools))
         renderer = self._renderer_of(own_template)
+        given = as_conversations(messages)
+        vision, tokenizer = self._engine.config.model.vision, self._engine.get_tokenizer()
+        images = [images_of(tokenizer, None if vision is None else vision.image_token_id) for _ in given]
         conversations = [
-            conversation_of(conversation, renderer, chat_template_content_format)
-            for conversation in as_conversations(messages)
+            conversation_of(conversation, renderer, chat_template_content_format, found)
+            for conversation, found in zip(given, images, strict=True)
         ]
         options = {
             "add_generation_prompt": add_generation_prompt,
@@ -97,12 +101,16 @@ class Conversations:
         }
         # A model's own template writes its special tokens itself; the plain one leaves them to the tokenizer.
         tokenization = {"add_special_tokens": not own_template, **(tokenization_kwargs or {})}
-        texts: list[PromptType] = []
-        for conversation in conversations:
-            texts.append(renderer.render_blocking(renderer.prepare(conversation, options)))
-            if not texts[-1]:
+        prompts: list[PromptType] = []
+        for conversation, found in zip(conversations, images, strict=True):
+            text = renderer.render_blocking(renderer.prepare(conversation, options))
+            if not text:
                 raise InvalidRequestError("the chat template renders the messages as an empty prompt", "messages")
-        return with_tokenization(texts, tokenization)
+            prompt: TextPrompt = {"prompt": text}
+            if found is not None and found.found:
+                prompt["multi_modal_data"] = {"image": found.found}
+            prompts.append(prompt)
+        return with_tokenization(prompts, tokenization)
 
     def score_renderer(self, chat_template: str | None) -> "ChatRenderer | None":
         """Renders a call's template of pairs, or the ``LLM``'s; None if there is neither: a model's own is for chats.

@@ -84,5 +84,6 @@ def check_no_media(options: Mapping[str, Any] | None) -> None:
     """Refuse options for media."""
     if options:
         raise InvalidRequestError(
-            "mm_processor_kwargs is not supported: prompts can only be text", "mm_processor_kwargs"
+            "mm_processor_kwargs is not supported: images are processed as the model's folder says",
+            "mm_processor_kwargs",
         )

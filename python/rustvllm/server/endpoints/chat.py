@@ -23,6 +23,7 @@ from rustvllm.server.endpoints.conversation import (
     predicted_text,
     render_prompt,
 )
+from rustvllm.server.endpoints.message_images import images_of
 from rustvllm.server.endpoints.pipeline import Face, Run, respond
 from rustvllm.server.endpoints.tools import ToolUse, call_grammar, check_wanted, read_tool_use
 from rustvllm.server.flags.answer_args import MAX_THINKING_TOKENS
@@ -85,7 +86,8 @@ class ChatFace(Face[ChatCompletionRequest]):
     async def prompts(self, run: Run) -> list["TextPrompt"]:
         request = self.request
         hides_tools = request.tool_choice == "none" and self.state.settings.exclude_tools_when_tool_choice_none
-        text = await render_prompt(request, self.state, self.model, run, hides_tools=hides_tools)
+        images = images_of(self.model.tokenizer, self.model.image_token_id)
+        text = await render_prompt(request, self.state, self.model, run, hides_tools=hides_tools, images=images)
         if not text:
             raise InvalidRequestError("The chat template renders these messages as an empty prompt.", "messages")
         await run(partial(self._prepare_turns, text))
@@ -95,6 +97,8 @@ class ChatFace(Face[ChatCompletionRequest]):
             "prompt": text,
             "add_special_tokens": adds_special_tokens(request.add_special_tokens, self.model),
         }
+        if images is not None and images.found:
+            prompt["multi_modal_data"] = {"image": images.found}
         if request.cache_salt is not None:
             prompt["cache_salt"] = request.cache_salt
         if request.prediction is not None:

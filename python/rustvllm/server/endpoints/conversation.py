@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
+from rustvllm.server.endpoints.message_images import MEDIA_PARTS, MessageImages, refuse_media
 from rustvllm.server.schemas.field_errors import field_error
 from rustvllm.server.schemas.protocol import ChatCompletionRequest, ChatMessage, Conversation, PredictedContent
 from rustvllm.text.chat_renderer import ChatRenderer, render_once
@@ -36,37 +37,29 @@ _MAY_BE_KNOWN = ("developer", "message.thinking")
 """What only some templates know, as they write it."""
 _SET_BY_FIELDS = frozenset({"add_generation_prompt", "continue_final_message"})
 """Variables of the template that a request's fields set, whatever its ``chat_template_kwargs`` say."""
-_MEDIA_PARTS = (
-    "image_url",
-    "image",
-    "input_image",
-    "image_pil",
-    "image_embeds",
-    "input_audio",
-    "audio_url",
-    "audio",
-    "video_url",
-    "video",
-    "file",
-    "input_file",
-)
 
 
-def build_conversation(messages: Sequence[ChatMessage], chat_template: str, *, in_parts: bool) -> list[dict[str, Any]]:
+def build_conversation(
+    messages: Sequence[ChatMessage], chat_template: str, *, in_parts: bool, images: MessageImages | None = None
+) -> list[dict[str, Any]]:
     """Messages as :func:`~rustvllm.text.chat_template.render_chat` takes them.
 
-    ``content`` is a string, in which text parts are joined by line breaks, or, ``in_parts``, a list of text parts.
+    ``content`` is a string, in which parts are joined by line breaks, or, ``in_parts``, a list of parts. An image goes
+    to ``images``, and its part says only that there is one; in a string, a placeholder does.
     ``developer`` becomes ``system`` for templates that do not know it, and the arguments of tool calls, which clients
     send as JSON text, become objects, which is what templates print; text that is not an object's becomes an empty one,
     because a model's slip in a conversation must not end it. A role may be any name: the template decides.
 
     Raises:
-        InvalidRequestError: No message, or a part that is not text.
+        InvalidRequestError: No message, or a part that is neither text nor an image, or an image without ``images``.
     """
     if not messages:
         raise InvalidRequestError("messages must not be empty.", "messages")
     knows = frozenset(name for name in _MAY_BE_KNOWN if name in chat_template)
-    return [_build_message(index, message, knows, in_parts=in_parts) for index, message in enumerate(messages)]
+    return [
+        _build_message(index, message, knows, in_parts=in_parts, images=images)
+        for index, message in enumerate(messages)
+    ]
 
 
 def shows_parts(content_format: str, walks_through_parts: bool) -> bool:
@@ -74,14 +67,19 @@ def shows_parts(content_format: str, walks_through_parts: bool) -> bool:
     return walks_through_parts if content_format == "auto" else content_format == "openai"
 
 
-def _build_message(index: int, message: ChatMessage, knows: Collection[str], *, in_parts: bool) -> dict[str, Any]:
+def _build_message(
+    index: int, message: ChatMessage, knows: Collection[str], *, in_parts: bool, images: MessageImages | None
+) -> dict[str, Any]:
     role = message.role
     if role == "developer" and "developer" not in knows:
         role = "system"
     built: dict[str, Any] = dict(message.model_extra or {})
     built["role"] = role
-    texts = _texts(index, message)
-    built["content"] = [{"type": "text", "text": text} for text in texts] if in_parts else "\n".join(texts)
+    parts = _parts(index, message, images)
+    built["content"] = parts
+    if not in_parts:
+        placeholder = "" if images is None else images.placeholder
+        built["content"] = "\n".join(part.get("text", placeholder) for part in parts)
     if message.name is not None:
         built["name"] = message.name
     if message.tool_call_id is not None:
@@ -90,7 +88,7 @@ def _build_message(index: int, message: ChatMessage, knows: Collection[str], *, 
     if isinstance(thought, str):  # templates know one name or the other
         built.update(reasoning=thought, reasoning_content=thought)
         # gpt-oss's template takes a message with calls for thoughts or for text, and refuses both.
-        if "message.thinking" in knows and not (texts and message.tool_calls):
+        if "message.thinking" in knows and not (parts and message.tool_calls):
             built["thinking"] = thought
     if message.tool_calls:
         built["tool_calls"] = [_build_tool_call(index, call) for call in message.tool_calls]
@@ -103,26 +101,33 @@ def message_text(index: int, message: ChatMessage) -> str:
     Raises:
         InvalidRequestError: A part that is not text.
     """
-    return "\n".join(_texts(index, message))
+    return "\n".join(part["text"] for part in _parts(index, message, None))
 
 
-def _texts(index: int, message: ChatMessage) -> list[str]:
+def _parts(index: int, message: ChatMessage, images: MessageImages | None) -> list[dict[str, str]]:
+    """The parts of a message as templates take them; texts without a character are left out."""
     content = message.content
     if content is None:
         return []
     if isinstance(content, str):
-        return [content]
-    texts = (_part_text(f"messages[{index}].content[{number}]", part) for number, part in enumerate(content))
-    return [text for text in texts if text]
+        return [{"type": "text", "text": content}]
+    parts = []
+    for number, part in enumerate(content):
+        where, kind = f"messages[{index}].content[{number}]", part.get("type")
+        if kind is None and "image_url" in part:
+            kind = "image_url"
+        if isinstance(kind, str) and kind in MEDIA_PARTS:
+            if images is None:
+                raise refuse_media(where, kind)
+            images.take(where, kind, part)
+            parts.append({"type": "image"})
+        elif text := _part_text(where, part):
+            parts.append({"type": "text", "text": text})
+    return parts
 
 
 def _part_text(where: str, part: dict[str, Any]) -> str:
     kind = part.get("type", "text" if "text" in part else None)
-    if kind in _MEDIA_PARTS:
-        raise InvalidRequestError(
-            f"{where} has the type {kind!r}, which is not supported yet; this server only accepts text parts.",
-            "messages",
-        )
     key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
         shown = repr(kind)[:64]
@@ -163,6 +168,7 @@ async def render_prompt(
     at_size: AtSize,
     *,
     hides_tools: bool = False,
+    images: MessageImages | None = None,
 ) -> str:
     """The conversation as prompt text, which a process of its own makes of it.
 
@@ -172,6 +178,7 @@ async def render_prompt(
         model: For its template.
         at_size: Runs what takes long for a long conversation.
         hides_tools: The template does not get the tools.
+        images: Takes the images of the messages; None: they may have none.
 
     Raises:
         InvalidRequestError: No tokenizer, a template that may not be sent, messages that the template refuses, or that
@@ -202,7 +209,7 @@ async def render_prompt(
 
     def build(walks_through_parts: bool) -> list[dict[str, Any]]:
         in_parts = shows_parts(state.settings.chat_template_content_format, walks_through_parts)
-        return build_conversation(request.messages, template, in_parts=in_parts)
+        return build_conversation(request.messages, template, in_parts=in_parts, images=images)
 
     if own is not None:
         return await render_once(template, special_tokens(model.tokenizer), build, options)
@@ -274,13 +281,16 @@ def adds_special_tokens(asked: bool | None, model: "ServedModel") -> bool:
     return not model.has_own_chat_template if asked is None else asked
 
 
-def conversation_of(messages: Any, renderer: ChatRenderer, content_format: str) -> list[dict[str, Any]]:
+def conversation_of(
+    messages: Any, renderer: ChatRenderer, content_format: str, images: MessageImages | None = None
+) -> list[dict[str, Any]]:
     """A conversation of a Python program, with the checks of the server, so that both take and refuse the same.
 
     Args:
         messages: A list of dicts; whatever it is, it is checked.
         renderer: Of its template.
         content_format: ``auto``, ``string`` or ``openai``.
+        images: Takes the images of the messages; None: they may have none.
 
     Raises:
         InvalidRequestError: A message is wrong.
@@ -300,4 +310,4 @@ def conversation_of(messages: Any, renderer: ChatRenderer, content_format: str) 
         except ValidationError as error:
             raise field_error(error, ("messages", index)) from error
     in_parts = shows_parts(content_format, renderer.walks_through_parts)
-    return build_conversation(checked, renderer.template, in_parts=in_parts)
+    return build_conversation(checked, renderer.template, in_parts=in_parts, images=images)

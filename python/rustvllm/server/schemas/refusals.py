@@ -68,7 +68,7 @@ _SHARED: Refusals = {
     "kv_transfer_params": (_nothing, ""),
     "ec_transfer_params": (_nothing, ""),
     "lora_request": (_nothing, ""),
-    "mm_processor_kwargs": (_nothing, "messages and prompts hold text alone"),
+    "mm_processor_kwargs": (_nothing, "images are processed as the model's folder says"),
 }
 COMPLETION_REFUSALS: Refusals = {
     **_SHARED,
