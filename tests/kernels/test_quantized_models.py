@@ -123,7 +123,7 @@ def test_a_model_out_of_a_gguf_file_of_many_types(device, tmp_path):
     gguf_files = pytest.importorskip("gguf_files", reason="the gguf package is not installed", exc_type=ImportError)
     large = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "tie_word_embeddings": False}
     kinds = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_K", "ffn_down": "Q6_K",
-             "ffn_gate": "Q4_0", "ffn_up": "Q4_0", "output.": "Q8_0"}  # fmt: skip
+             "ffn_gate": "Q4_0", "ffn_up": "Q4_0", "output.": "MXFP4"}  # fmt: skip
     reference_model = make("llama", LLAMA | large)
     path = tmp_path / "m.gguf"
     gguf_files.write_model(

@@ -135,7 +135,9 @@ def test_codes_of_mxfp4_are_kept_and_mean_what_transformers_says(rounds, cache_d
     folder, reference = mxfp4
     model = load_packed(folder, LinearOptions("core", round_activations=rounds))
     kinds = {layer.kernel.packed.kind for layer in experts_of(model)}
-    assert kinds == {"w8a8" if rounds else "int8"}
+    assert kinds == {"w4a8" if rounds else "int4"}
+    sizes = {(layer.kernel.packed.in_features, layer.kernel.packed.out_features) for layer in experts_of(model)}
+    assert sizes == {(64, 192), (96, 64)}
     requests = run(model, cache_dtype=cache_dtype)
     assert all(ns > 0 for ns in model.decoder_kernel.times), "the modules ran"
     if rounds or cache_dtype is not None:
@@ -316,3 +318,14 @@ def test_what_a_folder_takes_is_known_from_its_headers(mxfp4):
     kept = kept_layers(forms, 4, chosen_share=0.5)
     assert [layer.chosen_share for layer in kept].count(0.5) == 6
     assert json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"] == "mxfp4"
+
+
+def test_company_and_pieces_change_no_bit_of_mxfp4(mxfp4):
+    folder, _ = mxfp4
+    model = load_packed(folder, LinearOptions("core", round_activations=True, matrix_unit=False))
+    together = run(model)
+    for chunk, request in zip((3, 64, 5, 2, 9, 11), together, strict=True):
+        alone = Request(request.prompt, 16)
+        with torch.inference_mode():
+            NaiveEngine(model, chunk=chunk).run([alone])
+        assert torch.equal(torch.stack(alone.logits), torch.stack(request.logits))

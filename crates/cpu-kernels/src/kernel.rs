@@ -205,7 +205,7 @@ impl Kernel {
     /// for example. Weights of 4 bits are computed as few rows are.
     #[must_use]
     pub fn w8a8_names(&self) -> [&'static str; 2] {
-        let variant = Variant { block: 32, bits: 8, groups: Groups::Scales };
+        let variant = Variant { block: 32, bits: 8, groups: Groups::Scales, is_coded: false };
         [1, usize::MAX].map(|num_rows| form::chosen(self.w8a8, num_rows, variant).name)
     }
 

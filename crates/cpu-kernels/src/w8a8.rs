@@ -66,6 +66,7 @@ fn variant_of(layer: &PackedLinear) -> Variant {
         block: layer.kind().block(),
         bits: quantized.map_or(8, |form| form.bits),
         groups: if quantized.is_some_and(Quantized::has_offsets) { Groups::Minima } else { Groups::Scales },
+        is_coded: quantized.is_some_and(Quantized::has_codes),
     }
 }
 

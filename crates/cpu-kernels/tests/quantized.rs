@@ -33,6 +33,9 @@ impl Bits {
     }
 }
 
+/// Twice what the codes of MXFP4 stand for.
+const CODES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
 #[derive(Debug, Clone)]
 struct Case {
     num_rows: usize,
@@ -48,6 +51,10 @@ fn forms() -> impl Strategy<Value = Quantized> {
     let mut all = Vec::new();
     for rounds_activations in [true, false] {
         for group_size in [16, 32, 64, 128, 1 << 20] {
+            for scales in scales {
+                let zeros = ZeroForm::Codes;
+                all.push(Quantized { bits: 4, group_size, scales, zeros, rounds_activations });
+            }
             for (scales, zeros) in scales.iter().flat_map(|s| zeros.iter().map(move |z| (*s, *z))) {
                 for bits in [4, 8] {
                     all.push(Quantized { bits, group_size, scales, zeros, rounds_activations });
@@ -96,6 +103,7 @@ fn rows_of(case: &Case, bits: &mut Bits) -> Vec<QuantizedRow> {
     let row = |_| {
         let mut number = || match (form.bits, form.zeros) {
             (4, ZeroForm::Middle) => (bits.next() % 16) as i8 - 8,
+            (4, ZeroForm::Codes) => CODES[bits.next() as usize % 16],
             (4, _) => (bits.next() % 16) as i8,
             (6, _) => (bits.next() % 64) as i8 - 32,
             _ => bits.next() as i8,
@@ -110,7 +118,7 @@ fn rows_of(case: &Case, bits: &mut Bits) -> Vec<QuantizedRow> {
         };
         let scales = (0..slots).map(|_| scale()).collect();
         let offsets = match form.zeros {
-            ZeroForm::Middle => Vec::new(),
+            ZeroForm::Middle | ZeroForm::Codes => Vec::new(),
             ZeroForm::Point => (0..slots).map(|_| (bits.next() % 17) as f32).collect(),
             ZeroForm::Minimum => (0..slots).map(|_| scale()).collect(),
         };
@@ -130,7 +138,7 @@ fn group_of(form: Quantized, row: &QuantizedRow, group: usize) -> (f32, f32) {
     }
     let scale = row.scales[group];
     match form.zeros {
-        ZeroForm::Middle => (scale, 0.0),
+        ZeroForm::Middle | ZeroForm::Codes => (scale, 0.0),
         ZeroForm::Point => (scale, scale * row.offsets[group]),
         ZeroForm::Minimum => (scale, row.offsets[group]),
     }
@@ -186,7 +194,7 @@ fn twin(case: &Case, row: &QuantizedRow, x: &[f32]) -> f32 {
         }
         let (scale, min) = group_of(form, row, group);
         total = sum.mul_add(scale, total);
-        if form.zeros != ZeroForm::Middle {
+        if matches!(form.zeros, ZeroForm::Point | ZeroForm::Minimum) {
             total = (-min).mul_add(of_inputs, total);
         }
     }
@@ -249,6 +257,7 @@ fn a_row_alone_has_the_same_bits_as_in_company() {
         of(4, 32, ScaleForm::TwoLevel, ZeroForm::Minimum),
         of(8, 16, ScaleForm::F32, ZeroForm::Minimum),
         of(6, 16, ScaleForm::TwoLevel, ZeroForm::Middle),
+        of(4, 32, ScaleForm::Bf16, ZeroForm::Codes),
     ] {
         // More groups than are made ready together.
         let case = Case { num_rows: MOST, outputs: 70, inputs: 2304, form, seed: 0x1234_5678_9abc };
@@ -284,20 +293,24 @@ fn the_largest_sums_of_four_bits_are_right() {
     let x: Vec<Vec<f32>> = pairs([-127, 0, 127])
         .map(|(first, last)| (0..32).map(halves(first, last)).map(f32::from).collect())
         .collect();
-    for zeros in [ZeroForm::Middle, ZeroForm::Minimum] {
-        let (scales, least) = (ScaleForm::F32, if zeros == ZeroForm::Middle { -8 } else { 0 });
+    for (zeros, extremes, largest) in [
+        (ZeroForm::Middle, [-8, 0, 7], 8.0),
+        (ZeroForm::Minimum, [0, 0, 15], 12.0),
+        (ZeroForm::Codes, [-12, 0, 12], 12.0),
+    ] {
+        let scales = ScaleForm::F32;
         let form = Quantized { bits: 4, group_size: 32, scales, zeros, rounds_activations: true };
-        let rows: Vec<QuantizedRow> = pairs([least, 0, least + 15])
+        let rows: Vec<QuantizedRow> = pairs(extremes)
             .map(|(first, last)| QuantizedRow {
                 numbers: (0..32).map(halves(first, last)).collect(),
                 scales: vec![1.0],
-                offsets: if zeros == ZeroForm::Middle { vec![] } else { vec![3.0] },
+                offsets: if zeros == ZeroForm::Minimum { vec![3.0] } else { vec![] },
                 factors: vec![],
             })
             .collect();
         let case = Case { num_rows: x.len(), outputs: rows.len(), inputs: 32, form, seed: 0 };
         let expected: Vec<f32> = x.iter().flat_map(|x| rows.iter().map(|row| twin(&case, row, x))).collect();
-        let most = if zeros == ZeroForm::Middle { 127.0 * 8.0 * 32.0 } else { 127.0 * 12.0 * 32.0 };
+        let most = 127.0 * largest * 32.0;
         assert!(expected.contains(&most) && expected.contains(&-most), "{expected:?}");
         for kernel in Kernel::available() {
             let packed = packed(kernel, &case, &rows, &threads);
@@ -324,6 +337,7 @@ fn memory_is_that_of_the_bits() {
     close(num_bytes(32, ScaleForm::F16, ZeroForm::Minimum), 5.0);
     close(num_bytes(32, ScaleForm::TwoLevel, ZeroForm::Minimum), 4.625);
     close(num_bytes(128, ScaleForm::F16, ZeroForm::Point), 4.1875);
+    close(num_bytes(32, ScaleForm::Bf16, ZeroForm::Codes), 4.5);
     let (scales, zeros) = (ScaleForm::TwoLevel, ZeroForm::Middle);
     let six = Quantized { bits: 6, group_size: 16, scales, zeros, rounds_activations: true };
     let bytes = PackedLinear::new(1024, 4096, WeightKind::Quantized(six)).unwrap().num_bytes();
@@ -417,6 +431,9 @@ fn what_does_not_fit_is_refused() {
             256,
         ),
         (Quantized { bits: 8, zeros: ZeroForm::Point, ..form }, 64),
+        (Quantized { bits: 8, zeros: ZeroForm::Codes, ..form }, 64),
+        (Quantized { bits: 6, group_size: 16, zeros: ZeroForm::Codes, ..form }, 64),
+        (Quantized { scales: ScaleForm::TwoLevel, zeros: ZeroForm::Codes, ..form }, 256),
         (Quantized { scales: ScaleForm::TwoLevel, ..form }, 256),
         (Quantized { scales: ScaleForm::TwoLevel, zeros: ZeroForm::Minimum, ..form }, 64),
     ] {
@@ -436,6 +453,20 @@ fn what_does_not_fit_is_refused() {
         };
         assert_eq!(layer.pack_quantized_rows(1, 1, &threads, fill).unwrap_err(), not_held(1));
     }
+    let coded = Quantized { zeros: ZeroForm::Codes, scales: ScaleForm::Bf16, ..form };
+    let mut codes = new(coded, 64).unwrap();
+    for (number, scale) in
+        [(5, 1.0), (-7, 1.0), (13, 1.0), (-13, 1.0), (127, 1.0), (-128, 1.0), (1, f32::NAN)]
+    {
+        let fill = |_: usize, row: &mut QuantizedRow| {
+            row.numbers[63] = number;
+            row.scales.fill(scale);
+        };
+        let not_held = LinearError::NotHeld { row: 1, form: coded };
+        assert_eq!(codes.pack_quantized_rows(1, 1, &threads, fill).unwrap_err(), not_held);
+    }
+    let rounded = codes.pack_rows(0, Matrix::new(&[0.5_f32; 64], 1, 64).unwrap(), &threads);
+    assert_eq!(rounded.unwrap_err(), LinearError::Form { form: coded, in_features: 64 });
     let mut weight = [0.5_f32; 64];
     let row = |layer: &mut PackedLinear, weight: &[f32]| {
         layer.pack_rows(2, Matrix::new(weight, 1, 64).unwrap(), &threads)

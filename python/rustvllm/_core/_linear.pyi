@@ -60,7 +60,7 @@ class PackedLinear:
         group_size: int | None = None,
         *,
         scales: Literal["f32", "f16", "bf16", "two-level"] | None = None,
-        zeros: Literal["middle", "point", "minimum"] = "middle",
+        zeros: Literal["middle", "point", "minimum", "codes"] = "middle",
     ) -> Self:
         """Room for the weight, which ``pack_rows`` fills.
 
@@ -72,7 +72,8 @@ class PackedLinear:
 
         ``scales`` says how these are kept, None: of 8 bits as float32, of 4 as float16; ``two-level``: as Q4_K, or
         for 6 bits Q6_K, has them. ``zeros`` says what numbers are counted from: the middle (8 of 4 bits, 0 of 8), a
-        zero point of each group (4 bits), or 0 with a minimum that is taken away from each group.
+        zero point of each group (4 bits), 0 with a minimum that is taken away from each group, or 0 where 4 bits are
+        codes of 0, 1, 2, 3, 4, 6, 8 and 12 with a sign, twice those of MXFP4, by which numbers are given and returned.
 
         Raises ``ValueError`` naming the value and the limit, ``MemoryError`` saying how much is needed.
         """
@@ -154,7 +155,7 @@ class PackedLinear:
         self,
         first_row: int,
         words: npt.NDArray[np.int32],
-        layout: Literal["awq", "gptq", "packed"],
+        layout: Literal["awq", "gptq", "packed", "mxfp4"],
         bits: int,
         less: int,
         scales: npt.NDArray[np.float32],
@@ -164,8 +165,8 @@ class PackedLinear:
         """Pack all rows of a part from words of 32 bits, as ``pack_whole`` packs the numbers in them, less ``less``.
 
         ``words`` is ``[inputs, outputs · bits / 32]`` of ``awq`` (4 bits), ``[inputs · bits / 32, outputs]`` of
-        ``gptq`` and ``[outputs, words of the inputs]`` of ``packed``, contiguous. ``order`` is that of
-        ``set_input_order``, for numbers that lie in the order of the inputs.
+        ``gptq`` and ``[outputs, words of the inputs]`` of ``packed`` and ``mxfp4`` (codes of 4 bits, and rows get what
+        they stand for), contiguous. ``order`` is that of ``set_input_order``, for numbers in the order of the inputs.
 
         Raises ``ValueError`` for another layout, words that do not hold rows of the layer's inputs, and as
         ``pack_whole``.

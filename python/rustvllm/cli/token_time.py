@@ -121,7 +121,6 @@ def _packed(
         return packed
     groups = -(-inputs // form.group_size)
     scales = np.ones((outputs, groups), np.float32)
-    packed.pack_whole(
-        0, np.zeros((outputs, inputs), np.int8), scales, None if form.zeros == "middle" else np.zeros_like(scales)
-    )
+    zeros = None if form.zeros in ("middle", "codes") else np.zeros_like(scales)
+    packed.pack_whole(0, np.zeros((outputs, inputs), np.int8), scales, zeros)
     return packed

@@ -78,7 +78,7 @@ class StoredWords:
     """
 
     words: Tensor
-    layout: Literal["awq", "gptq", "packed"]
+    layout: Literal["awq", "gptq", "packed", "mxfp4"]
     bits: int
     less: int
     scales: Tensor
@@ -134,7 +134,7 @@ def rows_in_form(
     Args:
         form: The layer's form: its groups may be smaller, and it may have zero points that the part does not need.
         in_features: Numbers in a row.
-        numbers: int8 ``[rows, in_features]``.
+        numbers: int8 ``[rows, in_features]``; of codes what they stand for.
         scales: float32 ``[rows, groups of the part]``.
         zeros: float32 ``[rows, groups of the part]``, zero points to be subtracted from the numbers; None if there are
             none.
@@ -150,7 +150,7 @@ def rows_in_form(
     if form.zeros == "middle" and zeros is not None:
         points = zeros.to(torch.int8).repeat_interleave(form.group_size, dim=1)
         return numbers - points, scales, None
-    if form.zeros != "middle" and zeros is None:
+    if form.zeros not in ("middle", "codes") and zeros is None:
         middle = MIDDLE_4 if form.bits == FEW_BITS else 0
         return numbers + middle, scales, torch.full_like(scales, middle)
     return numbers, scales, zeros

@@ -200,7 +200,8 @@ def _log_forms(path: Path, stored: dict[str, StoredTensor], packer: LayerPacker 
             kept,
             str(dtype).removeprefix("torch."),
         )
-    counts = Counter(tensor.dtype for tensor in stored.values() if tensor.dtype in BLOCK_TYPES)
+    in_blocks = (tensor for tensor in stored.values() if not isinstance(tensor, QuantizedTensor))
+    counts = Counter(tensor.dtype for tensor in in_blocks if tensor.dtype in BLOCK_TYPES)
     if not counts:
         return
     logger.info(

@@ -37,6 +37,8 @@ Bytes = npt.NDArray[np.uint8]
 
 def has_words(stored: QuantizedTensor) -> bool:
     """Whether the numbers of a whole tensor can be taken from its words, with one number less or with zero points."""
+    if stored.layout == "mxfp4":
+        return True
     if stored.layout not in ("awq", "gptq", "packed"):
         return False
     has_one_zero = stored.bits == 8 or stored.has_middle_zeros or stored.parts.get("zeros") is None
@@ -47,11 +49,13 @@ def stored_words(reader: TensorReader, stored: QuantizedTensor) -> StoredWords:
     """The words of a tensor that has them, with its scales and zero points."""
     zeros = _zeros(reader, stored) if stored.form.zeros == "point" else None
     middle = 1 << (stored.bits - 1)  # of 8 bits all zero points are this, or the tensor would not be whole
+    is_coded = stored.layout == "mxfp4"
+    words = reader.read_whole(stored.parts["numbers"]).contiguous()
     return StoredWords(
-        reader.read_whole(stored.parts["numbers"]).contiguous(),
+        words.flatten(1).view(torch.int32) if is_coded else words,
         cast("Any", stored.layout),
         stored.bits,
-        0 if zeros is not None else middle,
+        0 if zeros is not None or is_coded else middle,
         _scales(reader, stored).contiguous(),
         None if zeros is None else torch.from_numpy(zeros.astype(np.float32)),
         stored.input_order,

@@ -81,6 +81,8 @@ class QuantizedTensor(StoredTensor):
     @property
     def form(self) -> NumberForm:
         """How its numbers are kept on the CPU: those of 4 bits as they are, if activations can be rounded with them."""
+        if self.layout == "mxfp4":
+            return NumberForm(self.group_size, self.bits, "bf16", "codes")
         kept = SCALE_KINDS.get(self.parts["scales"].dtype)
         if self.bits == _FEW_BITS and self.layout != "whole" and kept is not None:
             zeros: ZeroKind = "middle" if self.has_middle_zeros or "zeros" not in self.parts else "point"

@@ -322,7 +322,7 @@ def test_bad_shapes_are_refused():
         _core.PackedLinear(THREADS, 2, 2, "int3")
     with pytest.raises(ValueError, match='scales is "f8", but it must be f32, f16, bf16 or two-level'):
         _core.PackedLinear(THREADS, 2, 32, "int4", 32, scales="f8")
-    with pytest.raises(ValueError, match='zeros is "none", but it must be middle, point or minimum'):
+    with pytest.raises(ValueError, match='zeros is "none", but it must be middle, point, minimum or codes'):
         _core.PackedLinear(THREADS, 2, 32, "int4", 32, zeros="none")
     with pytest.raises(ValueError, match="a multiple of 256 inputs, of which there are 64"):
         _core.PackedLinear(THREADS, 2, 64, "int4", 32, scales="two-level", zeros="minimum")

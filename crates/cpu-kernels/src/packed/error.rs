@@ -112,7 +112,7 @@ pub enum LinearError {
     /// A form that no product takes.
     #[error(
         "weights of {} bits in groups of {} with scales {:?} and zeros {:?} are asked for, but weights have 4 or 8 bits, zero \
-         points only those of 4, and scales of two levels go with minima, groups of 32 and a multiple of 256 inputs, of \
+         points and codes only those of 4, and scales of two levels go with minima, groups of 32 and a multiple of 256 inputs, of \
          which there are {in_features}",
         form.bits, form.group_size, form.scales, form.zeros
     )]

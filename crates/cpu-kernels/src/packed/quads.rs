@@ -8,7 +8,10 @@
 
 use std::{cell::RefCell, ops::Range};
 
-use crate::{lines::Lines, w8a8::dot::QUAD};
+use crate::{
+    lines::Lines,
+    w8a8::dot::{CODES, QUAD},
+};
 
 /// The halves of four bytes.
 const HALVES: u64 = 0x0f0f_0f0f;
@@ -88,6 +91,32 @@ pub(super) fn halves(numbers: &[i8], is_middle: bool, words: &mut [u32]) -> bool
         *to = word(&eight);
     }
     outside == 0
+}
+
+/// Words of a row of codes of 4 bits, as [`halves`]; false if no code stands for a number.
+#[inline]
+pub(super) fn codes(numbers: &[i8], words: &mut [u32]) -> bool {
+    /// Of each number the code; 16: it has none.
+    const CODE_OF: [u8; 256] = {
+        let mut codes = [16; 256];
+        let mut code = CODES.len();
+        // The first of two codes of 0 is left.
+        while code > 0 {
+            code -= 1;
+            codes[CODES[code].cast_unsigned() as usize] = code as u8;
+        }
+        codes
+    };
+    let mut outside = 0;
+    words.fill(0);
+    for (eight, word) in numbers.chunks(2 * QUAD).zip(words) {
+        for (k, number) in eight.iter().enumerate() {
+            let code = u32::from(CODE_OF[usize::from(number.cast_unsigned())]);
+            outside |= code;
+            *word |= (code & 15) << (8 * (k % QUAD) + 4 * (k / QUAD));
+        }
+    }
+    outside & 16 == 0
 }
 
 /// Words of a row of numbers of 6 bits, of each four quads three in the lower bits of four bytes, and two bits of the fourth

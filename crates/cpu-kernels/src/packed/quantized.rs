@@ -4,6 +4,7 @@
 use half::{bf16, f16};
 
 use super::{LinearError, PackedLinear, quads};
+use crate::w8a8::dot::CODES;
 
 /// Inputs of a block of two levels.
 const LEVEL_INPUTS: usize = 256;
@@ -30,6 +31,14 @@ pub enum ZeroForm {
     Point,
     /// From 0, and a minimum for each group, kept as scales are, is taken away: w = scale · number − minimum.
     Minimum,
+    /// From 0; of 4 bits that are codes of 0, 1, 2, 3, 4, 6, 8 and 12, and of the same with a minus, as MXFP4 has them (it
+    /// counts in halves): w = scale · what the code stands for.
+    Codes,
+}
+
+impl ZeroForm {
+    /// What the codes of [`Self::Codes`] stand for.
+    pub const CODES: [i8; 16] = CODES;
 }
 
 /// How weights of a quantised layer are kept.
@@ -50,11 +59,12 @@ pub struct Quantized {
 /// One row of a quantised weight, for [`PackedLinear::pack_quantized_rows`] to be filled.
 #[derive(Debug)]
 pub struct QuantizedRow {
-    /// One for each input: 8 bits with a sign; of 6 bits −32 to 31; of 4 bits −8 to 7 where they are counted from the middle, else 0 to 15.
+    /// One for each input: 8 bits with a sign; of 6 bits −32 to 31; of 4 bits −8 to 7 where they are counted from the middle, what
+    /// their codes stand for where they are such, else 0 to 15.
     pub numbers: Vec<i8>,
     /// For each group; in two levels for 256 inputs.
     pub scales: Vec<f32>,
-    /// Zero points or minima, as many; none for [`ZeroForm::Middle`].
+    /// Zero points or minima, as many; none for [`ZeroForm::Middle`] and [`ZeroForm::Codes`].
     pub offsets: Vec<f32>,
     /// Only in two levels: what each group's scale is multiplied by, the bits of a number with a sign, and its minimum.
     pub factors: Vec<[u8; 2]>,
@@ -71,7 +81,7 @@ impl Quantized {
         let is_known = match self.bits {
             4 => true,
             6 => self.zeros == ZeroForm::Middle && self.group_size == 16,
-            8 => self.zeros != ZeroForm::Point,
+            8 => matches!(self.zeros, ZeroForm::Middle | ZeroForm::Minimum),
             _ => false,
         };
         let is_level = self.scales == ScaleForm::TwoLevel;
@@ -96,7 +106,12 @@ impl Quantized {
 
     /// Whether groups add something to their products.
     pub(crate) fn has_offsets(self) -> bool {
-        self.zeros != ZeroForm::Middle
+        matches!(self.zeros, ZeroForm::Point | ZeroForm::Minimum)
+    }
+
+    /// Whether numbers of 4 bits are codes.
+    pub(crate) fn has_codes(self) -> bool {
+        self.zeros == ZeroForm::Codes
     }
 
     /// Whether groups have a scale of 16 bits and nothing else, which a product widens as it reads it.
@@ -115,7 +130,7 @@ impl Quantized {
                 let each = if zeros == ZeroForm::Middle { 1 } else { 2 };
                 num_groups / self.level_groups() * (2 + self.level_groups()) * each
             }
-            (_, ZeroForm::Middle) => num_groups * self.scale_bytes(),
+            (_, ZeroForm::Middle | ZeroForm::Codes) => num_groups * self.scale_bytes(),
             (_, ZeroForm::Point) => num_groups * (self.scale_bytes() + 1),
             (_, ZeroForm::Minimum) => num_groups * 2 * self.scale_bytes(),
         }
@@ -125,6 +140,7 @@ impl Quantized {
     #[inline]
     pub(super) fn words(self, numbers: &[i8], words: &mut [u32]) -> bool {
         match self.bits {
+            4 if self.has_codes() => quads::codes(numbers, words),
             4 => quads::halves(numbers, self.zeros == ZeroForm::Middle, words),
             6 => quads::sixes(numbers, words),
             _ => quads::bytes(numbers, words),
@@ -180,7 +196,7 @@ impl Quantized {
         for (index, group) in scales.chunks_exact_mut(self.bytes_of_scales(1) * outputs).enumerate() {
             write(group, output, row.scales[index]);
             match self.zeros {
-                ZeroForm::Middle => {}
+                ZeroForm::Middle | ZeroForm::Codes => {}
                 ZeroForm::Point => {
                     let zero = row.offsets[index];
                     if !(0.0..=255.0).contains(&zero) || zero.fract() != 0.0 {

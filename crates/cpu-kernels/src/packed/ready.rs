@@ -7,7 +7,7 @@ use super::{
     PackedLinear,
     quantized::{Quantized, ScaleForm, ZeroForm},
 };
-use crate::w8a8::dot::QUAD;
+use crate::w8a8::dot::{CODES, QUAD};
 
 /// Groups whose scales are made ready together.
 pub(crate) const GROUPS_TOGETHER: usize = 64;
@@ -164,7 +164,7 @@ fn make_all_ready<const LANES: usize>(
         let (of_scales, offsets) = group.split_at(outputs * size);
         widen_all::<LANES, false>(form.scales, of_scales, scales);
         match form.zeros {
-            ZeroForm::Middle => {}
+            ZeroForm::Middle | ZeroForm::Codes => {}
             ZeroForm::Point => {
                 for ((min, scale), zero) in mins.iter_mut().zip(&*scales).zip(offsets) {
                     *min = -(*scale * f32::from(*zero));
@@ -213,16 +213,27 @@ fn widen_inputs<const LANES: usize>(
             // The quad of an output is a lane, from which its number is shifted.
             let lane = u32::from_le_bytes(*lane);
             let number = if form.bits == 4 {
-                (lane >> (8 * (at % QUAD) + shift) & 15) as f32 - middle
+                let half = lane >> (8 * (at % QUAD) + shift) & 15;
+                if form.has_codes() { of_code(half) } else { half as f32 - middle }
             } else {
                 ((lane << (24 - 8 * (at % QUAD))) as i32 >> 24) as f32
             };
             *x = number * scales[i];
-            if form.zeros != ZeroForm::Middle {
+            if form.has_offsets() {
                 *x += mins[i];
             }
         }
     }
+}
+
+/// What a code stands for, see [`ZeroForm::Codes`]: a sign, two bits of exponent and one of digits. Without a look into a table,
+/// which the compiler does not vectorise.
+#[inline(always)]
+fn of_code(code: u32) -> f32 {
+    /// What the exponents differ by, twice: 2¹²⁷.
+    const SHIFT: f32 = f32::from_bits((127 + 127) << 23);
+    let size = f32::from_bits((code & 7) << 22) * SHIFT;
+    f32::from_bits(size.to_bits() | (code & 8) << 28)
 }
 
 /// The number of an output and an input in a block of weights of 6 bits.
@@ -358,7 +369,7 @@ fn scale_and_minimum(
     };
     let (scale, offsets) = (number(start + size * output), start + size * outputs);
     match form.zeros {
-        ZeroForm::Middle => (scale, 0.0),
+        ZeroForm::Middle | ZeroForm::Codes => (scale, 0.0),
         ZeroForm::Point => (scale, scale * f32::from(scales[offsets + output])),
         ZeroForm::Minimum => (scale, number(offsets + size * output)),
     }
@@ -373,6 +384,9 @@ fn number_of(form: Quantized, weights: &[u8], outputs: usize, output: usize, k: 
     match (form.bits, form.zeros) {
         (4, zeros) => {
             let half = byte >> (k / QUAD % 2 * 4) & 15;
+            if zeros == ZeroForm::Codes {
+                return f32::from(CODES[usize::from(half)]);
+            }
             f32::from(half) - if zeros == ZeroForm::Middle { 8.0 } else { 0.0 }
         }
         _ => f32::from(byte.cast_signed()),

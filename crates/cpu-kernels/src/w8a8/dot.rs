@@ -15,6 +15,8 @@ use crate::simd::{avx2::Avx2, avx512::Avx512};
 
 /// Inputs whose products one lane adds at once: those of an output lie side by side.
 pub(crate) const QUAD: usize = 4;
+/// What codes of 4 bits stand for, where weights are such: see [`crate::ZeroForm::Codes`].
+pub(crate) const CODES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// Sums of products of whole numbers.
 ///
@@ -67,6 +69,10 @@ pub(crate) trait Dot {
     /// A block's sums, of at most 32 inputs.
     unsafe fn whole(sums: Self::HalfSums, starts: *const i32) -> Self::Sums;
 
+    /// Weights of 4 bits that are codes, of the lower halves of [`QUAD`] bytes for each lane and of the upper ones, as what they
+    /// stand for; see [`crate::ZeroForm::Codes`].
+    unsafe fn codes(from: *const u8) -> [Self::Weights; 2];
+
     /// What a block's sums of weights of 6 bits begin with; a quarter of `starts` is −32 times the sum of the activations.
     unsafe fn six_start(starts: *const i32) -> Self::Sums;
     /// Weights of 6 bits, without a sign, of four quads: three have the lower bits of the bytes at three places, and one the
@@ -74,6 +80,11 @@ pub(crate) trait Dot {
     unsafe fn sixes(from: [*const u8; 3]) -> [Self::Halves; QUAD];
     unsafe fn add_six(sums: Self::Sums, weights: Self::Halves, inputs: Self::Inputs) -> Self::Sums;
 }
+
+/// What codes stand for, for instructions that look up bytes.
+#[cfg(target_arch = "x86_64")]
+#[repr(align(16))]
+struct Table([i8; 16]);
 
 /// The lower halves of bytes.
 const LOWER: i8 = 15;
@@ -145,6 +156,13 @@ impl<const N: usize> Dot for PortableDot<N> {
         // SAFETY: the caller lets a number be read at `starts`.
         let start = unsafe { *starts } >> 4;
         sums.map(|sum| sum + start)
+    }
+    #[inline(always)]
+    unsafe fn codes(from: *const u8) -> [[[i8; QUAD]; N]; 2] {
+        let stand_for =
+            |halves: [[u8; QUAD]; N]| halves.map(|quad| quad.map(|half| CODES[usize::from(half)]));
+        // SAFETY: the caller lets the weights of all lanes be read at `from`.
+        unsafe { [stand_for(Self::lower(from)), stand_for(Self::upper(from))] }
     }
     #[inline(always)]
     unsafe fn six_start(starts: *const i32) -> [i32; N] {
@@ -245,6 +263,17 @@ impl Dot for Avx2Dot {
         unsafe { _mm256_madd_epi16(sums, _mm256_set1_epi16(1)) }
     }
     #[inline(always)]
+    unsafe fn codes(from: *const u8) -> [(__m256i, __m256i); 2] {
+        static TABLE: Table = Table(CODES);
+        // SAFETY: the caller promises a machine with AVX2, and 32 bytes that may be read; the table has 16.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_load_si128(TABLE.0.as_ptr().cast()));
+            let lower = _mm256_shuffle_epi8(table, Self::lower(from));
+            let upper = _mm256_shuffle_epi8(table, Self::upper(from));
+            [(lower, _mm256_abs_epi8(lower)), (upper, _mm256_abs_epi8(upper))]
+        }
+    }
+    #[inline(always)]
     unsafe fn six_start(starts: *const i32) -> __m256i {
         // SAFETY: the caller promises a machine with AVX2, and a number that may be read.
         unsafe { _mm256_set1_epi32(*starts >> 2) }
@@ -277,6 +306,17 @@ impl Dot for Avx2Dot {
 /// Makes of a weight, by an exclusive or, the number without a sign that is 128 more.
 #[cfg(target_arch = "x86_64")]
 const SIGNS: i8 = i8::MIN;
+/// Codes, likewise 128 more.
+#[cfg(target_arch = "x86_64")]
+const LIFTED_CODES: [i8; 16] = {
+    let mut codes = CODES;
+    let mut code = 0;
+    while code < codes.len() {
+        codes[code] ^= SIGNS;
+        code += 1;
+    }
+    codes
+};
 
 /// Entries of both forms of `vpdpbusd`, which adds four products to a lane at once, one factor without a sign: weights of 8
 /// bits and 128, or weights of 4 bits.
@@ -285,7 +325,7 @@ macro_rules! vnni {
     (
         $name:ident, $lanes:ty, $vector:ty, $float:ty, $feature:literal, $total_rows:literal,
         $load:ident, $splat_8:ident, $splat_32:ident, $xor:ident, $and:ident, $or:ident, $dot:ident, $shift:ident,
-        $convert:ident
+        $convert:ident, $repeat:ident, $look_up:ident
     ) => {
         #[doc = concat!("`vpdpbusd` of ", $feature, ".")]
         pub(crate) struct $name;
@@ -349,6 +389,16 @@ macro_rules! vnni {
                 sums
             }
             #[inline(always)]
+            unsafe fn codes(from: *const u8) -> [$vector; 2] {
+                static TABLE: Table = Table(LIFTED_CODES);
+                // SAFETY: the caller promises a machine with the instructions, and weights of all lanes that may be read; the
+                // table has 16 bytes.
+                unsafe {
+                    let table = $repeat(_mm_load_si128(TABLE.0.as_ptr().cast()));
+                    [$look_up(table, Self::lower(from)), $look_up(table, Self::upper(from))]
+                }
+            }
+            #[inline(always)]
             unsafe fn six_start(starts: *const i32) -> $vector {
                 // SAFETY: the caller promises a machine with the instructions, and a number that may be read.
                 unsafe { $splat_32(*starts >> 2) }
@@ -391,7 +441,9 @@ vnni!(
     _mm512_or_si512,
     _mm512_dpbusd_epi32,
     _mm512_srli_epi16,
-    _mm512_cvtepi32_ps
+    _mm512_cvtepi32_ps,
+    _mm512_broadcast_i32x4,
+    _mm512_shuffle_epi8
 );
 #[cfg(target_arch = "x86_64")]
 vnni!(
@@ -409,5 +461,7 @@ vnni!(
     _mm256_or_si256,
     _mm256_dpbusd_avx_epi32,
     _mm256_srli_epi16,
-    _mm256_cvtepi32_ps
+    _mm256_cvtepi32_ps,
+    _mm256_broadcastsi128_si256,
+    _mm256_shuffle_epi8
 );

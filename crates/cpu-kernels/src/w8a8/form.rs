@@ -27,6 +27,8 @@ pub(crate) struct Variant {
     pub(crate) bits: u8,
     /// What groups have.
     pub(crate) groups: Groups,
+    /// Whether weights of 4 bits are codes; their groups have scales alone.
+    pub(crate) is_coded: bool,
 }
 
 /// What the groups of a weight have as the product reads them.
@@ -42,6 +44,9 @@ pub(crate) enum Groups {
 
 impl Variant {
     fn index(self) -> usize {
+        if self.is_coded {
+            return NUM_VARIANTS - 1;
+        }
         let first = match (self.bits, self.block) {
             (6, _) => return 9,
             (4, _) => 6,
@@ -54,15 +59,18 @@ impl Variant {
     fn all() -> impl Iterator<Item = Self> {
         let blocks = [(16, 8), (32, 8), (32, 4)];
         let each = |(block, bits)| {
-            [Groups::Scales, Groups::Minima, Groups::NarrowScales].map(|groups| Self { block, bits, groups })
+            let all = [Groups::Scales, Groups::Minima, Groups::NarrowScales];
+            all.map(|groups| Self { block, bits, groups, is_coded: false })
         };
-        blocks.into_iter().flat_map(each).chain([Self { block: 16, bits: 6, groups: Groups::Scales }])
+        let sixes = Self { block: 16, bits: 6, groups: Groups::Scales, is_coded: false };
+        let coded = Self { block: 32, bits: 4, is_coded: true, ..sixes };
+        blocks.into_iter().flat_map(each).chain([sixes, coded])
     }
 }
 
 /// Of each [`Variant`]: entry `r − 1` takes `r` rows; none where the form has no such product.
 type Products = [&'static [ProductFn]; NUM_VARIANTS];
-const NUM_VARIANTS: usize = 10;
+const NUM_VARIANTS: usize = 11;
 /// Rows whose sums and totals both fit the registers of AVX-512, of [`VECTORS`] vectors of outputs; a divisor of the most.
 const NARROW_ROWS: usize = 6;
 
@@ -148,7 +156,7 @@ impl Form {
     /// Whether it computes what plain code computes; tried once.
     fn is_right(&self) -> bool {
         *self.is_right.get_or_init(|| {
-            Variant::all().all(|variant| {
+            Variant::all().filter(|variant| self.takes(*variant)).all(|variant| {
                 let each: Vec<usize> = (1..=self.products(variant).len()).collect();
                 let rows = if self.takes_any_rows { &[1, 16, 19] } else { each.as_slice() };
                 let plain = SCALAR.products(variant)[0];
@@ -304,23 +312,25 @@ macro_rules! forms {
                 const BITS: u8,
                 const MINS: bool,
                 const NARROW: bool,
+                const CODED: bool,
             >(
                 what: &Product,
             ) {
                 // SAFETY: the caller gives arrays as `Product` says; a form is used only where its instructions were found.
-                unsafe { product::<$dot, ROWS, BLOCK, BITS, MINS, NARROW>(what) }
+                unsafe { product::<$dot, ROWS, BLOCK, BITS, MINS, NARROW, CODED>(what) }
             }
             pub(super) static PRODUCTS: Products = [
-                &[$(rows::<$rows, 16, 8, false, false>),*],
-                &[$(rows::<$rows, 16, 8, true, false>),*],
-                &[$(rows::<$rows, 16, 8, false, true>),*],
-                &[$(rows::<$rows, 32, 8, false, false>),*],
-                &[$(rows::<$rows, 32, 8, true, false>),*],
-                &[$(rows::<$rows, 32, 8, false, true>),*],
-                &[$(rows::<$rows, 32, 4, false, false>),*],
-                &[$(rows::<$rows, 32, 4, true, false>),*],
-                &[$(rows::<$rows, 32, 4, false, true>),*],
-                &[$(rows::<$rows, 16, 6, false, false>),*],
+                &[$(rows::<$rows, 16, 8, false, false, false>),*],
+                &[$(rows::<$rows, 16, 8, true, false, false>),*],
+                &[$(rows::<$rows, 16, 8, false, true, false>),*],
+                &[$(rows::<$rows, 32, 8, false, false, false>),*],
+                &[$(rows::<$rows, 32, 8, true, false, false>),*],
+                &[$(rows::<$rows, 32, 8, false, true, false>),*],
+                &[$(rows::<$rows, 32, 4, false, false, false>),*],
+                &[$(rows::<$rows, 32, 4, true, false, false>),*],
+                &[$(rows::<$rows, 32, 4, false, true, false>),*],
+                &[$(rows::<$rows, 16, 6, false, false, false>),*],
+                &[$(rows::<$rows, 32, 4, false, false, true>),*],
             ];
         }
         static $static: Form = Form {
@@ -353,6 +363,7 @@ static UNIT: Form = Form {
         &[unit::product::<32, 4, true>],
         &[],
         &[unit::product::<16, 6, false>],
+        &[],
     ],
     outputs: unit::PANEL,
     is_right: OnceLock::new(),
@@ -391,7 +402,7 @@ mod tests {
     unsafe fn off_by_one<const ROWS: usize, const MINS: bool>(what: &Product) {
         // SAFETY: the caller gives arrays as `Product` says, and the sums have `ROWS` rows.
         unsafe {
-            product::<PortableDot<8>, ROWS, 32, 4, MINS, false>(what);
+            product::<PortableDot<8>, ROWS, 32, 4, MINS, false, false>(what);
             if ROWS == 2 {
                 *what.sums.add(what.panel + 3) += 1.0;
             }
@@ -414,6 +425,7 @@ mod tests {
             &[],
             &[],
             &[],
+            &[],
         ],
         outputs: 16,
         is_right: OnceLock::new(),
@@ -433,7 +445,7 @@ mod tests {
     #[test]
     fn a_form_that_computes_something_else_is_not_used() {
         static FORMS: &[&Form] = &[&ABSENT, &WRONG, &PORTABLE];
-        let variant = Variant { block: 32, bits: 4, groups: Groups::Scales };
+        let variant = Variant { block: 32, bits: 4, groups: Groups::Scales, is_coded: false };
         assert_eq!(chosen(FORMS, 1, variant).name, "portable");
         assert_eq!(refused(FORMS), ["wrong"]);
         assert!(ABSENT.is_right.get().is_none(), "instructions that the machine lacks were tried");
@@ -448,7 +460,7 @@ mod tests {
         for forms in [FOR_AVX512, FOR_AVX2] {
             assert!(refused(forms).is_empty());
             let best = forms.iter().find(|form| (form.is_detected)()).map(|form| form.name);
-            let variant = Variant { block: 32, bits: 8, groups: Groups::Scales };
+            let variant = Variant { block: 32, bits: 8, groups: Groups::Scales, is_coded: false };
             assert_eq!(Some(chosen(forms, usize::MAX, variant).name), best);
         }
     }

@@ -62,7 +62,8 @@ pub(crate) struct Product {
 pub(crate) type ProductFn = unsafe fn(&Product);
 
 /// The sums of `ROWS` rows, [`VECTORS`] vectors of outputs at a time, in blocks of `BLOCK` inputs, of weights of 8, 6 or 4
-/// `BITS`, with a minimum for each group or without (`MINS`), and with scales of 16 bits (`NARROW`) or 32.
+/// `BITS`, with a minimum for each group or without (`MINS`), with scales of 16 bits (`NARROW`) or 32, and of 4 bits that are
+/// codes (`CODED`) or numbers.
 ///
 /// # Safety
 ///
@@ -76,6 +77,7 @@ pub(crate) unsafe fn product<
     const BITS: u8,
     const MINS: bool,
     const NARROW: bool,
+    const CODED: bool,
 >(
     what: &Product,
 ) {
@@ -83,9 +85,9 @@ pub(crate) unsafe fn product<
         // SAFETY: the caller gives arrays as `Product` says, with `ROWS` rows, and a panel that is a multiple of the vectors.
         unsafe {
             if what.blocks_per_group == 1 {
-                outputs::<D, ROWS, BLOCK, BITS, MINS, NARROW, true>(what, first);
+                outputs::<D, ROWS, BLOCK, BITS, MINS, NARROW, CODED, true>(what, first);
             } else {
-                outputs::<D, ROWS, BLOCK, BITS, MINS, NARROW, false>(what, first);
+                outputs::<D, ROWS, BLOCK, BITS, MINS, NARROW, CODED, false>(what, first);
             }
         }
     }
@@ -105,6 +107,7 @@ unsafe fn outputs<
     const BITS: u8,
     const MINS: bool,
     const NARROW: bool,
+    const CODED: bool,
     const SINGLE: bool,
 >(
     what: &Product,
@@ -147,7 +150,9 @@ unsafe fn outputs<
                 }
                 scales_ahead = scales_ahead.wrapping_add(what.scales_ahead_step);
             }
-            let sums = if BITS == 4 {
+            let sums = if CODED {
+                coded_halves::<D, ROWS, BLOCK>(&mut weights, what.panel, numbers, starts, &mut asks)
+            } else if BITS == 4 {
                 half_bytes::<D, ROWS, BLOCK, MINS>(&mut weights, what.panel, numbers, starts, &mut asks)
             } else if BITS == 6 {
                 six_bits::<D, ROWS, BLOCK>(&mut weights, what.panel, numbers, starts, &mut asks)
@@ -343,6 +348,48 @@ unsafe fn half_bytes<D: Dot, const ROWS: usize, const BLOCK: usize, const MINS: 
             }
         }
         out
+    }
+}
+
+/// A block's sums of weights of 4 bits that are codes.
+///
+/// # Safety
+///
+/// As [`product`], with a block from `weights` and `numbers` on.
+#[inline(always)]
+unsafe fn coded_halves<D: Dot, const ROWS: usize, const BLOCK: usize>(
+    weights: &mut *const u8,
+    panel: usize,
+    numbers: *const i8,
+    starts: *const i32,
+    asks: &mut Asks,
+) -> [[D::Sums; VECTORS]; ROWS] {
+    let bytes = D::Lanes::LANES * QUAD;
+    let from = *weights;
+    // SAFETY: the caller gives a block of weights and of `ROWS` rows.
+    unsafe {
+        let mut sums = [[D::start(starts); VECTORS]; ROWS];
+        for r in 1..ROWS {
+            sums[r] = [D::start(starts.add(r)); VECTORS];
+        }
+        for quads in 0..stays_a_loop::<ROWS>(BLOCK / (2 * QUAD)) {
+            let from = from.wrapping_add(quads * panel * QUAD);
+            let mut loaded = [D::codes(from); VECTORS];
+            for n in 1..VECTORS {
+                loaded[n] = D::codes(from.add(n * bytes));
+            }
+            asks.ask::<D>(VECTORS * bytes);
+            for half in 0..2 {
+                for r in 0..ROWS {
+                    let inputs = D::inputs(numbers.add(r * BLOCK + (2 * quads + half) * QUAD));
+                    for n in 0..VECTORS {
+                        sums[r][n] = D::add(sums[r][n], loaded[n][half], inputs);
+                    }
+                }
+            }
+        }
+        *weights = from.wrapping_add(BLOCK / (2 * QUAD) * panel * QUAD);
+        sums
     }
 }
 

@@ -27,7 +27,10 @@ pub(crate) fn check_blocks(layer: &PackedLinear, tensor_type: TensorType) -> PyR
         let mut row = QuantizedRow {
             numbers: vec![0; inputs],
             scales: vec![0.0; slots],
-            offsets: vec![0.0; if form.zeros == ZeroForm::Middle { 0 } else { slots }],
+            offsets: vec![
+                0.0;
+                if matches!(form.zeros, ZeroForm::Middle | ZeroForm::Codes) { 0 } else { slots }
+            ],
             factors: vec![[0; 2]; groups],
         };
         unpack_quantized(tensor_type, form, &bytes, &mut row)
@@ -83,7 +86,9 @@ fn unpack_quantized(
     let QuantizedRow { numbers, scales, offsets, factors } = to;
     match (form.scales, form.zeros) {
         (ScaleForm::TwoLevel, _) => tensor_type.two_levels(bytes, numbers, scales, offsets, factors),
-        (_, ZeroForm::Middle) => tensor_type.whole_numbers(bytes, form.group_size, numbers, scales),
+        (_, ZeroForm::Middle | ZeroForm::Codes) => {
+            tensor_type.whole_numbers(bytes, form.group_size, numbers, scales)
+        }
         (_, ZeroForm::Point | ZeroForm::Minimum) => {
             tensor_type.with_minima(bytes, form.group_size, numbers, scales, offsets)
         }

@@ -320,7 +320,10 @@ impl CpuLinear {
         if let Some(zeros) = &zeros {
             zeros.expect_shape(num_rows, num_groups)?;
         }
-        let has_zeros = matches!(kind, WeightKind::Quantized(form) if form.zeros != ZeroForm::Middle);
+        let has_zeros = matches!(
+            kind,
+            WeightKind::Quantized(form) if matches!(form.zeros, ZeroForm::Point | ZeroForm::Minimum)
+        );
         if zeros.is_some() != has_zeros {
             let message = "zeros are given to weights that have none, or missing where weights have them";
             return Err(PyValueError::new_err(message));

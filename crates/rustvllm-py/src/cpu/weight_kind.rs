@@ -70,7 +70,8 @@ pub(crate) fn weight_kind(
         "middle" => ZeroForm::Middle,
         "point" => ZeroForm::Point,
         "minimum" => ZeroForm::Minimum,
-        _ => return refused(format!("zeros is {zeros:?}, but it must be middle, point or minimum")),
+        "codes" => ZeroForm::Codes,
+        _ => return refused(format!("zeros is {zeros:?}, but it must be middle, point, minimum or codes")),
     };
     Ok(match (bits, scales, zeros, rounds_activations) {
         (8, ScaleForm::F32, ZeroForm::Middle, false) => WeightKind::Int8 { group_size },

@@ -1,11 +1,12 @@
-//! Rows of whole numbers that lie in words of 32 bits, as AWQ, GPTQ and compressed-tensors have them: taken out by the threads
-//! that pack them, a panel's at a time, into memory that stays near the processor.
+//! Rows of whole numbers that lie in words of 32 bits, as AWQ, GPTQ, compressed-tensors and MXFP4 have them: taken out by the
+//! threads that pack them, a panel's at a time, into memory that stays near the processor.
 
 use std::{
     cell::RefCell,
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use ::cpu_kernels::ZeroForm;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 /// Rows that are taken out at once: a panel's.
@@ -34,6 +35,8 @@ pub(crate) struct WordRows<'a> {
     bits: usize,
     /// What every number is less.
     less: u8,
+    /// Whether numbers of 4 bits are codes, as MXFP4 has them; rows get what they stand for.
+    is_coded: bool,
     pub(crate) num_rows: usize,
     num_inputs: usize,
     /// Which input each place of a row is; None: the one of that place.
@@ -66,10 +69,11 @@ impl<'a> WordRows<'a> {
         order: Option<Vec<u32>>,
     ) -> PyResult<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        let is_coded = layout == "mxfp4";
         let layout = match (layout, bits) {
             ("awq", 4) => Layout::Awq,
             ("gptq", 4 | 8) => Layout::Gptq,
-            ("packed", 4 | 8) => Layout::Packed,
+            ("mxfp4", 4) | ("packed", 4 | 8) => Layout::Packed,
             _ => {
                 let message = format!("there is no layout {layout:?} of words with numbers of {bits} bits");
                 return Err(PyValueError::new_err(message));
@@ -93,7 +97,7 @@ impl<'a> WordRows<'a> {
         }
         // Relaxed: numbers have to differ, and nothing else depends on them.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { words, stride: width, layout, bits, less, num_rows, num_inputs, order, number })
+        Ok(Self { words, stride: width, layout, bits, less, is_coded, num_rows, num_inputs, order, number })
     }
 
     /// Write a row's numbers.
@@ -122,7 +126,10 @@ impl<'a> WordRows<'a> {
         numbers.resize(count * len, 0);
         let signed = |number: u8| number.wrapping_sub(self.less).cast_signed();
         let place = |word: u32, to: &mut [i8]| {
-            if self.bits == 4 {
+            if self.is_coded {
+                let stand_for = halves(word).map(|code| ZeroForm::CODES[usize::from(code)]);
+                to.copy_from_slice(&stand_for);
+            } else if self.bits == 4 {
                 to.iter_mut().zip(halves(word)).for_each(|(to, number)| *to = signed(number));
             } else {
                 to.iter_mut().zip(word.to_le_bytes()).for_each(|(to, number)| *to = signed(number));

@@ -32,6 +32,7 @@ _POSITIONS: Final = ("position_embd.weight", "wpe.weight", "embed_positions.weig
 _WORD_BITS: Final = 32
 _FEW_BITS: Final = 4
 _BLOCK: Final = 32
+_MXFP4: Final = NumberForm(32, 4, "bf16", "codes")
 _STACK: Final = re.compile(r"(.*\.mlp\.experts\.(?:gate_up|down)_proj)_(blocks|scales)")
 """Parts of all experts of a layer in MXFP4."""
 _NUMBERS: Final = ("qweight", "weight_packed", "weight")
@@ -209,7 +210,7 @@ def _joined_stacks(forms: Sequence[StoredForm]) -> list[StoredForm]:
             joined += parts.values()
             continue
         num_bytes = sum(part.num_bytes for part in parts.values())
-        joined.append(StoredForm(name, "MXFP4", 2 * parts["blocks"].num_parameters, num_bytes, NumberForm(_BLOCK)))
+        joined.append(StoredForm(name, "MXFP4", 2 * parts["blocks"].num_parameters, num_bytes, _MXFP4))
     return joined
 
 

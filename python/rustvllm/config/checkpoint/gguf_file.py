@@ -22,7 +22,7 @@ WHOLE_TYPES: Final[Mapping[str, NumberForm]] = {
     "Q5_K": NumberForm(32, 8, "two-level", "minimum"),
     "Q6_K": NumberForm(16, 6, "two-level"),
     "IQ4_NL": NumberForm(32, 8, "f16"),
-    "MXFP4": NumberForm(32),
+    "MXFP4": NumberForm(32, 4, "bf16", "codes"),
 }
 """Types whose numbers are whole ones with scales → how the CPU keeps them: as they are."""
 SERVED_TYPES: Final = (*FLOAT_TYPES, *WHOLE_TYPES)

@@ -8,8 +8,9 @@ from typing import Final, Literal
 
 ScaleKind = Literal["f32", "f16", "bf16", "two-level"]
 """How scales are kept; in two levels as Q4_K and Q6_K have them: 16 bits for 256 numbers, times 8 bits per group."""
-ZeroKind = Literal["middle", "point", "minimum"]
-"""What numbers are counted from: 0 (of 4 bits 8, of 6 bits 32), a zero point of each group, or 0, less a minimum."""
+ZeroKind = Literal["middle", "point", "minimum", "codes"]
+"""What numbers are counted from: 0 (of 4 bits 8, of 6 bits 32), a zero point of each group, or 0, less a minimum; or 0,
+where 4 bits are codes of whole numbers from -12 to 12, as in MXFP4."""
 SCALE_KINDS: Final[Mapping[str, ScaleKind]] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 """Of the types that folders have scales in."""
 _SCALE_BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2}
@@ -43,7 +44,7 @@ class NumberForm:
             each = num_inputs // _LEVEL_NUMBERS * levels * (2 + _LEVEL_NUMBERS // self.group_size)
         else:
             size = _SCALE_BYTES[self.scales]
-            each = groups * (size + {"middle": 0, "point": 1, "minimum": size}[self.zeros])
+            each = groups * (size + {"point": 1, "minimum": size}.get(self.zeros, 0))
         return num_outputs * (num_inputs * self.bits // 8 + each)
 
     def rounds_with(self, num_inputs: int) -> bool:
@@ -78,6 +79,9 @@ def common_form(parts: Sequence[NumberForm]) -> NumberForm | None:
     first = parts[0]
     if all(form == first for form in parts):
         return first
+    # What codes stand for is whole numbers of 8 bits, counted from 0.
+    parts = [replace(form, bits=_WHOLE_BYTE, zeros="middle") if form.zeros == "codes" else form for form in parts]
+    first = parts[0]
     scales = {form.scales for form in parts}
     if scales == {"two-level"}:
         return NumberForm(smallest, _WHOLE_BYTE, "two-level", "minimum")

@@ -210,7 +210,9 @@ class DeviceLayers:
             common = found.get(key)
             if common is None:
                 continue
-            if common.numbers.bits not in (FEW_BITS, _BYTE):
+            if common.numbers.zeros == "codes":  # as the whole numbers that they stand for
+                common = replace(common, numbers=NumberForm(common.numbers.group_size))
+            elif common.numbers.bits not in (FEW_BITS, _BYTE):
                 common = replace(common, numbers=replace(common.numbers, bits=_BYTE))
             self._forms[key] = common
             self._shapes[key] = shape = (module.weight.shape[0], module.weight.shape[1])
