@@ -32,6 +32,7 @@ BAD = [
     ({"input": None}, "input", ("string or a valid array", "null")),
     ({"input": []}, "input", ("empty list",)),
     ({"input": MANY * (MAX_ITEMS + 1)}, "input", (f"{MAX_ITEMS + 1} entries", f"limit is {MAX_ITEMS}")),
+    ({"input": [{**USER, "x": [1] * 70_000}]}, "input", ("65536 values in input", "send fewer")),
     ({"input": ["Hi"]}, "input", ("input[0]", "'Hi'")),
     ({"input": [{"role": "user"}]}, "input", ("input[0].content is required",)),
     ({"input": [USER, {"role": "wizard", "content": "a"}]}, "input", ("input[1].role must be one of", "'wizard'")),
