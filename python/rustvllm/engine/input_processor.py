@@ -206,12 +206,13 @@ class InputProcessor:
         given = read_prompt(prompt)
         if given.prediction is not None and not self._makes_drafts:
             given = replace(given, prediction=None)  # nothing would read it
-        self._images.check(given.images)
-        if given.images and params.truncate_prompt_tokens is not None:
-            raise InvalidRequestError(
-                "truncate_prompt_tokens cannot be combined with images, which it would cut: leave it out",
-                "truncate_prompt_tokens",
-            )
+        if given.images:
+            self._images.check(given.images)
+            if params.truncate_prompt_tokens is not None:
+                raise InvalidRequestError(
+                    "truncate_prompt_tokens cannot be combined with images, which it would cut: leave it out",
+                    "truncate_prompt_tokens",
+                )
         ids = None
         if given.token_ids is not None:
             ids = self._prompt_ids.given(given.token_ids, params)

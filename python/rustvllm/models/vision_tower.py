@@ -32,6 +32,7 @@ _NO_TEXT: Final[Mapping[str, Any]] = {
     "pad_token_id": None,
     "bos_token_id": None,
     "eos_token_id": None,
+    "layer_types": None,  # there would be one for each layer
 }
 """What makes transformers' text model small; its width is what the projector needs of it."""
 

@@ -275,7 +275,7 @@ def core_decoder(threads, **changes):
     block = {
         "attention_norm": norm, "mlp_norm": norm, "head_norms": None, "rotary": None, "scale": 1.0,
         "is_by_head": False, "is_parallel": False, "post_norms": None,
-        "sliding_window": None, "soft_cap": None, "qkv": layers["qkv"], "out": layers["out"],
+        "sliding_window": None, "soft_cap": None, "sinks": None, "qkv": layers["qkv"], "out": layers["out"],
         "dense": mlp | {"down": layers["down"]}, "experts": None,
     }  # fmt: skip
     block |= {name: value for name, value in changes.items() if name in block and name not in layers}

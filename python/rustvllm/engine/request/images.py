@@ -65,8 +65,6 @@ def read_media(data: object) -> tuple[object, ...]:
     Raises:
         InvalidRequestError: It is not such a dict, or holds something other than images.
     """
-    if data is None:
-        return ()
     if not isinstance(data, Mapping):
         raise InvalidRequestError(
             f"multi_modal_data must be a dict such as {{'image': image}}, got {type(data).__name__}", "prompt"

@@ -137,7 +137,9 @@ def read_prompt(prompt: object) -> GivenPrompt:
     special = prompt.get("add_special_tokens", True)
     if not isinstance(special, bool):
         raise InvalidRequestError(f"add_special_tokens must be True or False, got {special!r:.80}", "prompt")
-    return GivenPrompt(text, ids, salt, special, prompt.get("prediction"), read_media(prompt.get("multi_modal_data")))
+    media = prompt.get("multi_modal_data")
+    images = () if media is None else read_media(media)
+    return GivenPrompt(text, ids, salt, special, prompt.get("prediction"), images)
 
 
 def _check_cache_salt(salt: object) -> None:

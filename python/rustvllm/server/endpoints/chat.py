@@ -86,7 +86,8 @@ class ChatFace(Face[ChatCompletionRequest]):
     async def prompts(self, run: Run) -> list["TextPrompt"]:
         request = self.request
         hides_tools = request.tool_choice == "none" and self.state.settings.exclude_tools_when_tool_choice_none
-        images = images_of(self.model.tokenizer, self.model.image_token_id)
+        token_id = self.model.image_token_id
+        images = None if token_id is None else images_of(self.model.tokenizer, token_id)
         text = await render_prompt(request, self.state, self.model, run, hides_tools=hides_tools, images=images)
         if not text:
             raise InvalidRequestError("The chat template renders these messages as an empty prompt.", "messages")

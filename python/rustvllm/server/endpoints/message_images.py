@@ -64,15 +64,13 @@ class MessageImages:
         self.found.append(EncodedImage(url, f"{where}.image_url"))
 
 
-def images_of(tokenizer: Any, image_token_id: int | None) -> MessageImages | None:
-    """What takes the images of a conversation; None if the model sees none.
+def images_of(tokenizer: Any, image_token_id: int) -> MessageImages:
+    """What takes the images of a conversation.
 
     Args:
         tokenizer: Of the model.
-        image_token_id: What stands for an image in a prompt; None if nothing does.
+        image_token_id: What stands for an image in a prompt.
     """
-    if image_token_id is None:
-        return None
     return MessageImages(tokenizer.convert_ids_to_tokens([image_token_id])[0])
 
 
