@@ -125,7 +125,8 @@ def test_the_class_or_convert_makes_a_classifier(tmp_path):
 
 
 def test_each_family_has_a_class_that_classifies():
-    assert set(CLASSIFIER_CLASSES.values()) == set(ARCHITECTURES) - {"Gemma3ForConditionalGeneration"}
+    of_text = {name for name in ARCHITECTURES if not name.endswith("ForConditionalGeneration")}
+    assert set(CLASSIFIER_CLASSES.values()) == of_text
     for name, base in (
         ("Gemma3TextForSequenceClassification", "Gemma3ForCausalLM"),
         ("GPT2ForSequenceClassification", "GPT2LMHeadModel"),

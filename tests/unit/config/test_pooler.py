@@ -222,6 +222,7 @@ def test_the_start_says_what_vectors_there_are():
 
 
 def test_each_family_has_a_class_without_a_head():
-    assert set(BARE_CLASSES.values()) == set(ARCHITECTURES) - {"Gemma3ForConditionalGeneration"}
+    of_text = {name for name in ARCHITECTURES if not name.endswith("ForConditionalGeneration")}
+    assert set(BARE_CLASSES.values()) == of_text
     assert BARE_CLASSES["Qwen3Model"] == "Qwen3ForCausalLM"
     assert BARE_CLASSES["GPT2Model"] == "GPT2LMHeadModel"
