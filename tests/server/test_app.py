@@ -199,7 +199,8 @@ async def test_the_documentation_describes_the_requests_and_can_be_off():
         assert {"prompt", "max_tokens", "stream"} <= schema["properties"].keys()
         assert len(schema["properties"]["prompt"]["anyOf"]) == 4
         assert "/v1/embeddings" in paths
-        assert "/v1/responses" not in paths
+        assert "/v1/responses" in paths
+        assert "/v1/moderations" not in paths
         assert (await client.get("/docs")).status_code == 200
     async with serving(settings=ServerSettings(enable_docs=False)) as (client, _):
         for path in ("/docs", "/openapi.json"):

@@ -408,7 +408,7 @@ def test_a_progress_bar_of_ones_own(make):
     assert calls.count("update") == 2
 
 
-@pytest.mark.parametrize("name", ["encode", "score", "classify", "sleep"])
+@pytest.mark.parametrize("name", ["reward", "start_profile", "sleep"])
 def test_what_is_not_built_says_so(make, name):
     llm = make()
     with pytest.raises(AttributeError, match=f"LLM.{name} is not supported yet"):

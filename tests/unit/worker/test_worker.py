@@ -54,7 +54,7 @@ def make(tmp_path, monkeypatch):
             model=SimpleNamespace(
                 model="m", path=tmp_path, hf_config=base, architecture=architecture, dtype=dtype, seed=0,
                 max_model_len=max_model_len, model_impl="rustvllm", logits_processors=(), logprobs_mode="raw_logprobs",
-                hidden_size=32, vocab_size=100, config_file=None, pooler=None,
+                hidden_size=32, vocab_size=100, config_file=None, pooler=None, vision=None,
             ),
             cache=CacheConfig(**(options | cache)),
             scheduler=SimpleNamespace(
