@@ -5,7 +5,7 @@ import re
 import httpx
 import pytest
 
-CASES = 150
+CASES = 400
 
 pytestmark = pytest.mark.timeout(300)  # a program may be slow to start where others run
 
