@@ -182,6 +182,18 @@ def cpu_instructions() -> str | None:
     return name
 
 
+def cpu_streams() -> int | None:
+    """``RUSTVLLM_CPU_STREAMS``: streams of memory that each core reads weights in: 1 or 2 (default: as the processor likes).
+
+    AMD's processors before Zen 5 read one stream faster, others two. For comparisons, and for processors that are not
+    known yet. The core reads the variable once, when it first computes a product.
+    """
+    text = os.environ.get("RUSTVLLM_CPU_STREAMS", "").strip()
+    if text not in ("", "1", "2"):
+        raise ConfigError(f"environment variable RUSTVLLM_CPU_STREAMS must be 1 or 2, got {text!r}")
+    return int(text) if text else None
+
+
 def decoder() -> str:
     """``RUSTVLLM_DECODER``: what runs a model's blocks on the CPU: core (default) or modules.
 
@@ -209,7 +221,7 @@ def cache_dir() -> Path:
 _CHECKED: tuple[Callable[[], object], ...] = (
     logging_level, logging_format, logging_config_path, max_n, hub_timeout, check_invariants, trace,
     enable_multiprocessing, engine_ready_timeout, log_stats_interval, linear_kernel, activations, cpu_instructions,
-    decoder, cache_dir,
+    cpu_streams, decoder, cache_dir,
 )  # fmt: skip
 
 

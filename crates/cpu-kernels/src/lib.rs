@@ -80,4 +80,5 @@ pub use packed::{
 pub use roofline::peak::{PeakKind, peak};
 pub use roofline::reading::read_once;
 pub use rotary::{Angles, Rotary, RotaryError, Turn};
+pub use simd::memory::num_streams;
 pub use threads::Threads;

@@ -13,6 +13,7 @@ pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 pub(crate) mod instructions;
+pub(crate) mod memory;
 pub(crate) mod portable;
 
 use half::bf16;

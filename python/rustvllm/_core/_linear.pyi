@@ -108,6 +108,12 @@ class PackedLinear:
         first is compared with plain code before its first use, and not used where its sums are wrong.
         """
     @staticmethod
+    def num_streams() -> Literal[1, 2]:
+        """In how many streams of memory each core reads the weights of few rows: 1 on AMD's before Zen 5, else 2.
+
+        ``RUSTVLLM_CPU_STREAMS`` chooses another number, for comparisons. Products have the same bits with both.
+        """
+    @staticmethod
     def has_matrix_unit() -> bool:
         """Whether this machine has a matrix unit (AMX) that multiplies packed weights."""
     def set_matrix_rows(self, num_rows: int | None) -> None:

@@ -105,7 +105,8 @@ def linear_options(quantization: str | None, dtype: torch.dtype, *, batch_invari
             "RUSTVLLM_LINEAR_KERNEL is core, which computes in float32 and bfloat16, but dtype is float16: unset the "
             "variable, or set dtype to float32 or bfloat16"
         )
-    envs.cpu_instructions()  # checks the value, because the core does not take an unknown one
+    envs.cpu_instructions()  # both check the value, because the core does not take an unknown one
+    envs.cpu_streams()
     matrix_unit, rounded = not batch_invariant, envs.activations() != "float"
     if quantization is not None:
         name, _, group_size = quantization.partition("-g")

@@ -198,6 +198,37 @@ def test_rounded_products_have_the_same_bits_with_fewer_instructions():
             assert names[0] == {"avx-vnni": "avx2"}.get(level, kernel)
 
 
+STREAMS = """
+import hashlib, sys
+import numpy as np
+from rustvllm import _core
+weight, x = (np.random.default_rng(i).standard_normal((rows, 1600), np.float32) for i, rows in enumerate((70, 14)))
+narrow = [(numbers.view(np.uint32) >> 16).astype(np.uint16) for numbers in (weight, x)]
+for kind, weights, inputs in (("f32", weight, x), ("bf16", narrow[0], x), ("bf16", *narrow), ("w8a8", weight, x)):
+    layer = _core.PackedLinear(_core.CpuThreads(2), 70, 1600, kind)
+    layer.pack_rows(0, weights)
+    for rows in (1, 2, 4, 5, 8, 14):
+        out = np.empty((rows, 70), np.float32)
+        layer.forward(inputs[:rows], out)
+        print(kind, inputs.dtype, rows, hashlib.sha256(out.tobytes()).hexdigest())
+print(_core.PackedLinear.num_streams(), file=sys.stderr)
+"""
+"""The bits of products that wait for their weights, of several chunks; the number of streams goes to standard error."""
+
+
+def test_products_have_the_same_bits_with_one_stream_of_memory_and_two():
+    def run(streams):
+        environment = {**os.environ, "RUSTVLLM_CPU_STREAMS": streams}
+        command = [sys.executable, "-c", STREAMS]
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        return found.stdout, found.stderr.strip()
+
+    (one, first), (two, second) = run("1"), run("2")
+    assert (first, second) == ("1", "2")
+    assert one == two
+    assert len(set(one.splitlines())) == 24
+
+
 NARROW_PRODUCT = """
 import sys
 import numpy as np

@@ -54,6 +54,13 @@ def test_unknown_instructions_are_refused(monkeypatch):
         linear_options(None, torch.float32, batch_invariant=False)
 
 
+@pytest.mark.parametrize("streams", ["0", "3", "one"])
+def test_another_number_of_streams_is_refused(streams, monkeypatch):
+    monkeypatch.setenv("RUSTVLLM_CPU_STREAMS", streams)
+    with pytest.raises(ConfigError, match=f"RUSTVLLM_CPU_STREAMS must be 1 or 2, got '{streams}'"):
+        linear_options(None, torch.float32, batch_invariant=False)
+
+
 def test_an_unknown_kind_of_activations_is_refused(monkeypatch):
     monkeypatch.setenv("RUSTVLLM_ACTIVATIONS", "int4")
     with pytest.raises(ConfigError, match="RUSTVLLM_ACTIVATIONS must be one of float, int8, got 'int4'"):

@@ -18,7 +18,7 @@ use crate::{
     },
     lines::LINE,
     number::Number,
-    simd::Simd,
+    simd::{Simd, memory},
 };
 
 /// With as many query rows of a KV head or more, a chunk of that head is copied to one place instead: its rows lie far apart in
@@ -38,6 +38,8 @@ struct NextRows<'a, C> {
     num_calls: usize,
     /// Lines that should have been asked for by now and were not, times `num_calls`.
     due: usize,
+    /// Whether they are asked for into the first cache and not the second one.
+    into_first: bool,
 }
 
 impl<'a, C> NextRows<'a, C> {
@@ -52,6 +54,7 @@ impl<'a, C> NextRows<'a, C> {
             num_lines,
             num_calls,
             due: 0,
+            into_first: !memory::is_one_stream(),
         }
     }
 
@@ -65,7 +68,12 @@ impl<'a, C> NextRows<'a, C> {
                 let Some(row) = self.rows.next() else { return };
                 (self.row, self.at) = (row.cast(), 0);
             }
-            S::prefetch_near(self.row.wrapping_add(self.at));
+            let line = self.row.wrapping_add(self.at);
+            if self.into_first {
+                S::prefetch_near(line);
+            } else {
+                S::prefetch(line);
+            }
             self.at += LINE;
         }
     }

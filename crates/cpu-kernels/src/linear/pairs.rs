@@ -21,7 +21,12 @@ use crate::{
         panel::{CHUNK, PANEL_VECTORS, Product},
         product::{ProductFn, WidenFn},
     },
-    simd::{Simd, amx, avx512::Avx512, instructions},
+    simd::{
+        Simd, amx,
+        avx512::Avx512,
+        instructions,
+        memory::{self, SECOND_ASK, WAITING_ROWS},
+    },
 };
 
 /// Inputs that lie together.
@@ -69,6 +74,8 @@ macro_rules! pieces {
     ($what:ident, $rows:ident, |$a:ident, $b:ident, $place:ident, $sums:ident| $add:block) => {{
         let (mut $a, mut $b, mut ahead) = ($what.a, $what.b, $what.ahead);
         let (mut k, end) = ($what.first_k, $what.first_k + $what.num_k);
+        // One tile, as its step ahead says: what is asked for is its own.
+        let asks_near = PAIR * $what.ahead_step == PAIR_BYTES && memory::is_one_stream();
         while k < end {
             let chunk_end = k - k % CHUNK + CHUNK;
             let piece_end = end.min(chunk_end);
@@ -77,7 +84,14 @@ macro_rules! pieces {
             while $place < k % CHUNK + (piece_end - k) {
                 let mut line = 0;
                 while line < PAIR * $what.ahead_step {
-                    Avx512::prefetch(ahead.wrapping_add(line));
+                    if !asks_near {
+                        Avx512::prefetch(ahead.wrapping_add(line));
+                    } else if $rows > WAITING_ROWS {
+                        Avx512::prefetch(ahead.wrapping_add(line));
+                        Avx512::prefetch_near($b.wrapping_add(SECOND_ASK + line));
+                    } else {
+                        Avx512::prefetch_near(ahead.wrapping_add(line));
+                    }
                     line += LINE;
                 }
                 $add

@@ -18,7 +18,10 @@ use crate::{
         },
         streams,
     },
-    simd::Simd,
+    simd::{
+        Simd,
+        memory::{self, SECOND_ASK, WAITING_ROWS},
+    },
 };
 
 /// A compiled form of [`product`] for a number of rows.
@@ -39,8 +42,10 @@ unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
     unsafe {
         let (mut a, mut b, mut ahead) = (what.a, what.b, what.ahead);
         let (mut k, end) = (what.first_k, what.first_k + what.num_k);
-        // One tile of few rows, as its step ahead says: these weights are read once, and reading them is what takes the time.
-        if !W::SCALED && R <= S::STREAM_ROWS && k == 0 && what.ahead_step == step {
+        // One tile, as its step ahead says: these weights are read once, and with few rows reading them is what takes the time.
+        let is_alone = what.ahead_step == step;
+        let asks_twice = R > WAITING_ROWS && is_alone && memory::is_one_stream();
+        if !W::SCALED && R <= S::STREAM_ROWS && k == 0 && is_alone && !memory::is_one_stream() {
             let num_chunks = streams::sum_chunks::<S, W, R>(what);
             k = num_chunks * CHUNK;
             a = a.wrapping_add(num_chunks * what.chunk_stride);
@@ -68,7 +73,12 @@ unsafe fn product<S: Simd, W: Weights, const R: usize>(what: &Product) {
                 i += 2;
             }
             while i < piece {
-                ask_near::<S>(ahead, step);
+                if asks_twice {
+                    ask::<S>(ahead, step);
+                    ask_near::<S>(b.wrapping_add(SECOND_ASK), step);
+                } else {
+                    ask_near::<S>(ahead, step);
+                }
                 multiply::<S, W, R>(a.add(i), b, &mut sums);
                 b = b.add(step);
                 ahead = ahead.wrapping_add(what.ahead_step);

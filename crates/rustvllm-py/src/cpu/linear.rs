@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ::cpu_kernels::{
     Activation, Element, Epilogue, Kernel, LinearError, Matrix, OutRows, PackedLinear, QuantizedRow,
     Residual, ScaleForm, Threads, WeightElement, WeightKind, ZeroForm, bf16, f16, fill_together,
-    linear::work, read_once,
+    linear::work, num_streams, read_once,
 };
 use pyo3::{
     buffer::{self, PyBuffer},
@@ -113,6 +113,12 @@ impl CpuLinear {
     fn bf16_kernel() -> (&'static str, bool) {
         let kernel = Kernel::best_for_products();
         (kernel.bf16_name(), kernel.is_bf16_refused())
+    }
+
+    /// Streams of memory that each core reads weights in, 1 or 2.
+    #[staticmethod]
+    fn num_streams() -> usize {
+        num_streams()
     }
 
     /// Whether this machine's matrix unit multiplies packed weights.
