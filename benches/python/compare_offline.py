@@ -1,6 +1,7 @@
 """Compares rustvllm with other engines offline on the CPU: the same checkpoint, prompts and cores, alternating.
 
-The model has the shape of GPT-2 small, of a Llama of 160 million parameters, or of a Qwen3, and seeded random weights.
+The model has the shape of GPT-2 small, of a Llama of 160 million parameters, of a Qwen3 or of a gpt-oss, and seeded
+random weights.
 Each engine is its own process with the interpreter of its own environment (``engines/``); while one is measured, the
 others are stopped (SIGSTOP). There are two measurements: 32 prompts of 128 tokens with 128 greedy tokens each, and
 prompts of 128 alone: three with 1 token, of which the median counts, and one with 128; the difference gives the time
@@ -37,6 +38,7 @@ from cpu_ceilings import machine_rates, model_ceilings
 from lora_folders import write_adapters
 from tiny_checkpoint import (
     write_gpt2_small,
+    write_gpt_oss_0_6b,
     write_llama_160m,
     write_qwen3_0_6b,
     write_qwen3_1_7b,
@@ -51,6 +53,7 @@ SHAPES = {
     "qwen3-0.6b": (write_qwen3_0_6b, DATA / "slm4096-gpt2/hf"),
     "qwen3-1.7b": (write_qwen3_1_7b, DATA / "slm4096-gpt2/hf"),
     "qwen3-moe-0.5b": (write_qwen3_moe_0_5b, DATA / "slm4096-gpt2/hf"),
+    "gpt-oss-0.6b": (write_gpt_oss_0_6b, DATA / "slm4096-gpt2/hf"),
 }
 INPUT_LEN = OUTPUT_LEN = 128
 PROMPTS_ALONE = 3
@@ -198,7 +201,7 @@ def compare(engines: Mapping[str, Engine], args: argparse.Namespace, model: Path
     if model.is_dir():  # the arguments do not say the format of a file's weights
         ceilings = model_ceilings(
             json.loads((model / "config.json").read_text()),
-            kind_of_weights(args),
+            kind_of_weights(args, model),
             best_rates,
             (args.num_prompts, args.input_len, args.output_len),
         )
@@ -228,9 +231,13 @@ def compare(engines: Mapping[str, Engine], args: argparse.Namespace, model: Path
     }
 
 
-def kind_of_weights(args: argparse.Namespace) -> str:
-    """The format of rustvllm's weights: f32, bf16, or the value of ``--quantization``."""
-    return args.quantization or {"float32": "f32", "bfloat16": "bf16"}[args.dtype]
+def kind_of_weights(args: argparse.Namespace, model: Path) -> str:
+    """The format of rustvllm's weights: f32, bf16, or the value of ``--quantization``.
+
+    What a quantised folder has in 16 bits, beside experts in MXFP4, stays in them.
+    """
+    is_quantised = "quantization_config" in json.loads((model / "config.json").read_text())
+    return args.quantization or ("bf16" if is_quantised else {"float32": "f32", "bfloat16": "bf16"}[args.dtype])
 
 
 def vocab_size_of(model: Path) -> int:

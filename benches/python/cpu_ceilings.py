@@ -41,33 +41,41 @@ def model_ceilings(
     """The shortest times and the most tokens per second of a model, computed from its weights alone.
 
     Args:
-        config: The configuration of a GPT-2, a Llama, a Qwen3 or one with experts.
-        weights: f32, bf16, or a quantization such as ``int8`` or ``int4-g32``.
+        config: The configuration of a GPT-2, a Llama, a Qwen3, one with experts, or a gpt-oss.
+        weights: f32, bf16, or a quantization such as ``int8`` or ``int4-g32``; experts in MXFP4 stay in it.
         rates: The result of ``machine_rates``.
         load: Prompts of the batch, tokens of a prompt, and tokens generated after each.
 
     Returns:
         The figures by name; empty if the processor has no rate for the weights.
     """
-    name, _, group = weights.partition("-g")
-    operations = rates[ARITHMETIC.get(name, "int8")]
-    if not operations:
+    has_mxfp4 = config.get("quantization_config", {}).get("quant_method") == "mxfp4"
+    (size, operations), (expert_size, expert_operations) = (
+        (bytes_per_weight(kind), rates[ARITHMETIC.get(kind.partition("-g")[0], "int8")])
+        for kind in (weights, "int4-g32" if has_mxfp4 else weights)
+    )
+    if not operations or not expert_operations:
         return {}
     blocks, head = num_weights(config)
     expert, num_experts, num_chosen = expert_weights(config)
-    scale = SCALE_BYTES / int(group) if group else 0.0
     num_prompts, input_len, output_len = load
 
     def step(rows: int, heads: int) -> float:
-        read = blocks + head + expert * min(num_experts, rows * num_chosen)
-        multiplied = rows * (blocks + expert * num_chosen) + heads * head
-        return max(read * (BYTES[name] + scale) / rates["bytes_read"], 2 * multiplied / operations)
+        read = size * (blocks + head) + expert_size * expert * min(num_experts, rows * num_chosen)
+        multiplied = (rows * blocks + heads * head) / operations + rows * expert * num_chosen / expert_operations
+        return max(read / rates["bytes_read"], 2 * multiplied)
 
     ceilings = {"ms_per_token": 1e3 * step(1, 1), "prefill_ms": 1e3 * step(input_len, 1)}
     if num_prompts:
         whole = step(num_prompts * input_len, num_prompts) + (output_len - 1) * step(num_prompts, num_prompts)
         ceilings["tokens_per_second"] = num_prompts * output_len / whole
     return ceilings
+
+
+def bytes_per_weight(kind: str) -> float:
+    """With its share of a group's scale."""
+    name, _, group = kind.partition("-g")
+    return BYTES[name] + (SCALE_BYTES / int(group) if group else 0.0)
 
 
 def num_weights(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -79,13 +87,21 @@ def num_weights(config: Mapping[str, Any]) -> tuple[int, int]:
     width = config["hidden_size"]
     heads, kv_heads, head_dim = (config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     attention = width * head_dim * (2 * heads + 2 * kv_heads)
-    mlp = width * config["num_experts"] if "num_experts" in config else 3 * width * config["intermediate_size"]
+    num_experts = num_experts_of(config)
+    mlp = width * num_experts if num_experts else 3 * width * config["intermediate_size"]
     return config["num_hidden_layers"] * (attention + mlp), config["vocab_size"] * width
 
 
 def expert_weights(config: Mapping[str, Any]) -> tuple[int, int, int]:
     """The number of weights in an expert of all blocks; how many experts a block has, and how many a token has."""
-    if "num_experts" not in config:
+    num_experts = num_experts_of(config)
+    if not num_experts:
         return 0, 0, 0
-    size = 3 * config["hidden_size"] * config["moe_intermediate_size"]
-    return config["num_hidden_layers"] * size, config["num_experts"], config["num_experts_per_tok"]
+    size = 3 * config["hidden_size"] * config.get("moe_intermediate_size", config["intermediate_size"])
+    return config["num_hidden_layers"] * size, num_experts, config["num_experts_per_tok"]
+
+
+def num_experts_of(config: Mapping[str, Any]) -> int:
+    """Experts of a block; 0: it has a plain MLP."""
+    count: int = config.get("num_experts", config.get("num_local_experts", 0))
+    return count

@@ -1,6 +1,6 @@
-"""``write_tiny_llama``, ``write_llama_160m``, ``write_qwen3_0_6b``, ``write_qwen3_1_7b``, ``write_gpt2_small``.
+"""``write_tiny_llama``, ``write_llama_160m``, ``write_qwen3_0_6b``, ``write_gpt_oss_0_6b``, ``write_gpt2_small``.
 
-They write checkpoints with seeded random weights, which any engine can load.
+They and their like write checkpoints with seeded random weights, which any engine can load.
 """
 
 import json
@@ -17,6 +17,8 @@ Weights = dict[str, npt.NDArray[np.float32]]
 
 SCRIPT_SCALE = 250.0
 """A position's embedding is that of the token to come, times this factor, which outweighs all that layers add."""
+MXFP4_BLOCK = 32
+"""Inputs that share an exponent, and in Q8_0 a scale."""
 
 
 def write_tiny_llama(
@@ -171,6 +173,133 @@ def write_llama(folder: Path, shape: dict[str, int], family: str = "llama") -> P
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{name}.{norm}.weight"] = np.ones(hidden_size, np.float32)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def write_gpt_oss_0_6b(folder: Path, tokenizer: Path) -> Path:
+    """Write a gpt-oss with 636 million parameters as it is published: experts in MXFP4, the rest in bfloat16 (0.43 GB).
+
+    12 layers of 704 with 32 experts, of which a token has 4; sinks, YaRN, and a window of 128 tokens in every other
+    layer. As in gpt-oss-20b, a head has 64 features, 8 of them share keys and values, and experts are as wide as the
+    model.
+
+    The rest's numbers fit Q8_0 exactly: a block of 32 has integers up to 127, which one of them is, times a power of
+    two. So a GGUF file of 8 bits can hold the same model.
+
+    Args:
+        folder: The folder to make, with parents.
+        tokenizer: A folder with a tokenizer.json of at most as many ids.
+    """
+    copy_tokenizer(tokenizer, folder)
+    shape = {
+        "vocab_size": 32_000,
+        "hidden_size": 704,
+        "intermediate_size": 704,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 131_072,
+    }
+    return write_gpt_oss(folder, shape)
+
+
+def write_gpt_oss(folder: Path, shape: dict[str, int]) -> Path:
+    """Write a gpt-oss of any shape, given by its configuration's names, in the format of the published folders."""
+    import torch
+    from safetensors.torch import save_file as save_tensors
+
+    windows = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(shape["num_hidden_layers"])]
+    config: dict[str, Any] = shape | {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "attention_bias": True,
+        "experts_per_token": shape["num_experts_per_tok"],
+        "hidden_act": "silu",
+        "initial_context_length": 4096,
+        "layer_types": windows,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+        "rope_theta": 150_000,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "torch_dtype": "bfloat16",
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    random = np.random.default_rng(0)
+    hidden, inner, experts = (shape[key] for key in ("hidden_size", "intermediate_size", "num_local_experts"))
+    heads = shape["num_attention_heads"]
+    queries, keys = (count * shape["head_dim"] for count in (heads, shape["num_key_value_heads"]))
+    tensors: dict[str, torch.Tensor] = {}
+
+    def add(name: str, array: npt.NDArray[Any]) -> None:
+        """Numbers as bfloat16; bytes as they are."""
+        tensor = torch.from_numpy(array)
+        tensors[name] = tensor if array.dtype == np.uint8 else tensor.bfloat16()
+
+    def add_dense(name: str, rows: int, columns: int) -> None:
+        """A matrix in 8-bit integers times a power of two, and its bias."""
+        scale = 2.0 ** np.round(np.log2(3.3 / 127 / np.sqrt(columns)))
+        numbers = random.standard_normal((rows, columns)) / np.sqrt(columns) / scale
+        blocks = np.clip(np.round(numbers), -127, 127).reshape(-1, MXFP4_BLOCK)
+        largest = np.abs(blocks).argmax(1)[:, None]
+        np.put_along_axis(blocks, largest, np.copysign(127, np.take_along_axis(blocks, largest, 1)), 1)
+        add(name + ".weight", blocks.reshape(rows, columns) * scale)
+
+    def add_vector(name: str, *shape: int, deviation: float = 0.1, mean: float = 0.0) -> None:
+        """Normally distributed numbers."""
+        add(name, mean + deviation * random.standard_normal(shape))
+
+    def add_experts(name: str, rows: int, columns: int) -> None:
+        """A map of all experts: every code as often as every other, and two exponents."""
+        groups = (experts, rows, columns // MXFP4_BLOCK)
+        exponent = round(127 - np.log2(3 * np.sqrt(columns)))
+        add(name + "_blocks", random.integers(0, 256, (*groups, MXFP4_BLOCK // 2), np.uint8))
+        add(name + "_scales", random.integers(exponent, exponent + 2, groups, np.uint8))
+        add_vector(name + "_bias", experts, rows)
+
+    add_dense("model.embed_tokens", shape["vocab_size"], hidden)
+    add_dense("lm_head", shape["vocab_size"], hidden)
+    add_vector("model.norm.weight", hidden, deviation=0.0, mean=1.0)
+    for layer in range(shape["num_hidden_layers"]):
+        attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+        for part, rows, columns in (
+            ("q", queries, hidden),
+            ("k", keys, hidden),
+            ("v", keys, hidden),
+            ("o", hidden, queries),
+        ):
+            add_dense(f"{attention}.{part}_proj", rows, columns)
+            add_vector(f"{attention}.{part}_proj.bias", rows)
+        add_vector(f"{attention}.sinks", heads, deviation=1.0)
+        add_dense(f"{mlp}.router", experts, hidden)
+        add_vector(f"{mlp}.router.bias", experts)
+        add_experts(f"{mlp}.experts.gate_up_proj", 2 * inner, hidden)
+        add_experts(f"{mlp}.experts.down_proj", hidden, inner)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            add_vector(f"model.layers.{layer}.{norm}.weight", hidden, deviation=0.0, mean=1.0)
+    save_tensors(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import llama_cpp
 import numpy as np
 from safetensors.numpy import load_file
 
@@ -39,6 +38,8 @@ LLAMA_PARTS = {
 
 def main() -> None:
     """Write the files."""
+    import llama_cpp
+
     folder, stem = Path(sys.argv[1]), sys.argv[2]
     target = f"{stem}-f32.gguf"
     write(folder, target)
