@@ -1,6 +1,8 @@
 """What is special about gpt-oss: sinks, clamped gates and biases matter, and how folders have its experts."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu.packer import LinearOptions
 from rustvllm.layers.linear import Linear
 
+sys.path.append(str(Path(__file__).parents[2] / "benches" / "python"))
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}
 """Inputs of whole blocks."""
 STACKS = ("gate_up_proj", "down_proj")
@@ -288,9 +291,43 @@ def test_ranks_read_their_parts_of_stacks(two, tmp_path):
     assert all(rank["read"] < 0.7 * alone["read"] for rank in ranks)
 
 
-def test_ranks_cannot_share_mxfp4(mxfp4, two):
-    with pytest.raises(Exception, match=r"is quantised \(MXFP4\), and ranks cannot share such"):
+@pytest.fixture(scope="module")
+def shareable(tmp_path_factory):
+    """A folder whose experts two ranks can share: half of their width is whole blocks."""
+    folder = tmp_path_factory.mktemp("shareable")
+    write_mxfp4(folder, make("gpt-oss", WIDE | {"intermediate_size": 192}))
+    return folder
+
+
+@pytest.mark.parametrize("activations", ["float", "int8"])
+def test_ranks_read_their_parts_of_mxfp4(activations, two, shareable):
+    job = job_of(shareable, RUSTVLLM_LINEAR_KERNEL="core", RUSTVLLM_ACTIVATIONS=activations)
+    expected, alone = run_job(job)
+    found, ranks = two.run(job)
+    assert_equal(found, expected)
+    assert all(rank["read"] < 0.7 * alone["read"] for rank in ranks)
+    assert all(rank["products"] < 0.6 * alone["products"] for rank in ranks)
+    assert all(rank["collectives"] > 0 for rank in ranks)
+
+
+def test_ranks_cannot_cut_blocks_of_mxfp4(mxfp4, two):
+    with pytest.raises(Exception, match=r"down_proj.* is stored in MXFP4 blocks of 32 inputs, .* would cut apart"):
         two.run(job_of(mxfp4[0]))
+
+
+def test_a_head_in_mxfp4_is_not_shared(shareable, two, tmp_path):
+    """Ranks have rows of it that are not stored."""
+    tensors = load_file(shareable / "model.safetensors")
+    for stack in list(tensors):
+        if stack.endswith(("down_proj_blocks", "down_proj_scales")) and ".layers.0." in stack:
+            kind = "weight_" + stack.rpartition("_")[2]
+            tensors[f"lm_head.{kind}"] = tensors[stack].flatten(0, 1)[:97, :2]
+    del tensors["lm_head.weight"]
+    (tmp_path / "config.json").write_text((shareable / "config.json").read_text())
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    run_job(job_of(tmp_path))
+    with pytest.raises(Exception, match=r"lm_head.weight' is quantised \(MXFP4\), and ranks cannot share such"):
+        two.run(job_of(tmp_path))
 
 
 def test_a_draft_model_changes_no_token(mxfp4):
@@ -329,3 +366,26 @@ def test_company_and_pieces_change_no_bit_of_mxfp4(mxfp4):
         with torch.inference_mode():
             NaiveEngine(model, chunk=chunk).run([alone])
         assert torch.equal(torch.stack(alone.logits), torch.stack(request.logits))
+
+
+def test_the_folder_and_the_file_of_the_benchmarks_are_one_model(tmp_path):
+    """As ``write_gpt_oss_0_6b`` and ``mxfp4_gguf.py`` make them, only smaller."""
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+    import mxfp4_gguf
+    from tiny_checkpoint import write_gpt_oss
+
+    tokens = {"model": {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}, "added_tokens": []}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokens))
+    shape = {
+        "vocab_size": 97, "hidden_size": 64, "intermediate_size": 64, "num_local_experts": 6, "num_experts_per_tok": 2,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "max_position_embeddings": 128,
+    }  # fmt: skip
+    write_gpt_oss(tmp_path, shape)
+    logits = [run_job(job_of(tmp_path))[0]]
+    for form in ("mxfp4", "f32"):
+        path = tmp_path / f"m-{form}.gguf"
+        mxfp4_gguf.write(tmp_path, path, form)
+        logits.append(run_job(job_of(path))[0])
+    assert logits[0].std() > 0.1
+    assert all((other - logits[0]).abs().max() < 1e-4 for other in logits[1:])

@@ -7,6 +7,7 @@ from quantized_models import AWQ, GPTQ, write
 from safetensors.torch import save_file
 from test_tensor_parallel import ROOM, assert_equal, config_of, save
 
+from mxfp4_files import write_mxfp4
 from quantized_files import awq, gptq
 from rank_world import NUM_DECODES, RankWorld, job_of, load_job, run_job
 from rustvllm import _core
@@ -253,6 +254,19 @@ def test_what_is_stored_in_blocks_goes_to_its_stage(two, tmp_path):
 def test_quantised_folders_go_to_their_stages(two, tmp_path, family, form):
     lay_out, settings = {"awq": (awq, AWQ), "gptq": (gptq, GPTQ)}[form]
     write(tmp_path, family, settings, lay_out)
+    job = job_of(tmp_path)
+    expected, alone = run_job(job)
+    found, ranks = two.run(job)
+    assert_equal(found, expected)
+    assert all(0 < rank["read"] < 0.9 * alone["read"] for rank in ranks)
+
+
+@pytest.mark.slow
+def test_experts_in_mxfp4_go_to_their_stages(two, tmp_path):
+    from checkpoints import make
+
+    options = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_local_experts": 6}
+    write_mxfp4(tmp_path, make("gpt-oss", options))
     job = job_of(tmp_path)
     expected, alone = run_job(job)
     found, ranks = two.run(job)

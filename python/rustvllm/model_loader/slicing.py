@@ -95,15 +95,19 @@ def cut_pieces(source: StoredTensor, cut: Slices) -> Iterator[tuple[StoredTensor
         Each piece, and where it begins in the rank's tensor.
 
     Raises:
-        ModelLoadError: The tensor is out of a quantised folder, or its numbers lie in groups that would be cut.
+        ModelLoadError: The tensor is out of a quantised folder of another kind than MXFP4, or its numbers lie in
+            groups that would be cut.
     """
-    if isinstance(source, QuantizedTensor):
-        raise ModelLoadError(
-            f"{source.file.name}: tensor {source.name!r} is quantised ({source.dtype}), and ranks cannot share such "
-            "tensors yet: set tensor_parallel_size to 1, or use this model's floating-point weights with "
-            "--quantization int8 or int4-g128"
-        )
     take = _rows if (cut.dim == 1) == source.is_turned else _columns
+    if isinstance(source, QuantizedTensor):
+        is_padded = any(part.whole % part.count for part in cut.parts)  # on one of the ranks: all refuse it
+        if source.layout != "mxfp4" or is_padded:
+            raise ModelLoadError(
+                f"{source.file.name}: tensor {source.name!r} is quantised ({source.dtype}), and ranks cannot share "
+                "such tensors yet: set tensor_parallel_size to 1, or use this model's floating-point weights with "
+                "--quantization int8 or int4-g128"
+            )
+        take = _quantized_rows if cut.dim == 0 else _quantized_columns
     begin = whole_begin = 0
     for part in cut.parts:
         if part.num_stored:
@@ -153,6 +157,39 @@ def _columns(source: StoredTensor, first: int, count: int) -> StoredTensor:
         is_turned=False,
         row_stride=source.row_stride or row_bytes,
     )
+
+
+def _quantized_rows(source: StoredTensor, first: int, count: int) -> StoredTensor:
+    """Some rows of a weight in MXFP4: of its codes, and of its exponents."""
+    assert isinstance(source, QuantizedTensor)
+    parts = {name: _rows(part, first, count) for name, part in source.parts.items()}
+    return _of_parts(source, parts, (count, source.shape[1]))
+
+
+def _quantized_columns(source: StoredTensor, first: int, count: int) -> StoredTensor:
+    """Some columns of a weight in MXFP4, in whole groups."""
+    assert isinstance(source, QuantizedTensor)
+    size = source.group_size
+    if first % size or count % size:
+        raise _uncut(source, f"{source.dtype} blocks of {size} inputs")
+    parts: dict[str, StoredTensor] = {}
+    for name, part in source.parts.items():  # [outputs, groups, ...]
+        num_rows, num_groups, *rest = part.shape
+        row_bytes = part.nbytes // num_rows
+        group_bytes = row_bytes // num_groups
+        parts[name] = replace(
+            part,
+            shape=(num_rows, count // size, *rest),
+            offset=part.offset + first // size * group_bytes,
+            nbytes=num_rows * (count // size) * group_bytes,
+            row_stride=part.row_stride or row_bytes,
+        )
+    return _of_parts(source, parts, (source.shape[0], count))
+
+
+def _of_parts(source: QuantizedTensor, parts: dict[str, StoredTensor], shape: tuple[int, int]) -> QuantizedTensor:
+    nbytes = sum(part.nbytes for part in parts.values())
+    return replace(source, shape=shape, offset=parts["numbers"].offset, nbytes=nbytes, parts=parts)
 
 
 def _block(dtype: str) -> int:
