@@ -226,6 +226,64 @@ fn calls_of_strict_tools_are_held_to_their_schema_among_text() {
 }
 
 #[test]
+fn messages_have_heads_and_their_calls_are_held_to_their_schema() {
+    let (mut tools, ids) = (tools(), HashMap::new());
+    tools[0].strict = false;
+    let thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant";
+    let call = "<|channel|>commentary to=functions.set.it <|constrain|>json<|message|>{\"on\": true}";
+    let schema = json!({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]});
+    let schema = schema.as_object().expect("an object");
+    let gptoss = ReasoningFormat::named("openai_gptoss").expect("a format");
+    let mut grammar = grammar("openai", &tools, &ids);
+    grammar.thinking = Thinking::MayBegin(gptoss);
+    let accepted =
+        |lark: &str, text: &str| accepts(&spec(lark), text).unwrap_or_else(|error| panic!("{error}\n{lark}"));
+    let lark = grammar.of_text_and_calls(false).expect("tools").expect("a grammar");
+    for said in [
+        "<|channel|>final<|message|>Hi, 5 <| 6.",
+        "<|channel|>final <|constrain|>json<|message|>{}",
+        "<|channel|>analysis<|message|>Hm.",
+        call,
+        &format!("{call}<|call|>"),
+    ] {
+        let preamble = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant";
+        for text in [said, &format!("{thought}{said}"), &format!("{thought}{preamble}{thought}{said}")] {
+            assert!(accepted(&lark, text), "{text}\n{lark}");
+        }
+    }
+    for wrong in
+        ["Hi", "<|channel|>loud<|message|>", &call.replace("true", "1"), &call.replace("set.it", "set")]
+    {
+        assert!(!accepted(&lark, wrong) && !accepted(&lark, &format!("{thought}{wrong}")), "{wrong}");
+    }
+    let lark = grammar.of_calls_or_json(schema).expect("a grammar");
+    let answer = "<|channel|>final<|message|>{\"a\": null}";
+    assert!(
+        accepted(&lark, answer) && accepted(&lark, &format!("{thought}{answer}")) && accepted(&lark, call)
+    );
+    assert!(!accepted(&lark, "<|channel|>final<|message|>Hi") && !accepted(&lark, "{\"a\": null}"));
+    let lark = grammar.of_calls().expect("a grammar");
+    let whole = format!("{call}<|call|>");
+    assert!(
+        accepted(&lark, &whole) && accepted(&lark, &format!("{thought}{whole}")) && !accepted(&lark, answer)
+    );
+    grammar.thinking = Thinking::HasBegun(gptoss);
+    let lark = grammar.of_text_and_calls(false).expect("tools").expect("a grammar");
+    assert!(accepted(&lark, "Hm") && accepted(&lark, &format!("Hm<|end|><|start|>assistant{call}")));
+    // Marks that are tokens stand as such.
+    let marks = [("<|start|>", 6), ("<|channel|>", 5), ("<|message|>", 8), ("<|end|>", 7), ("<|call|>", 12)];
+    let ids: HashMap<String, u32> = marks.iter().map(|(mark, id)| ((*mark).to_owned(), *id)).collect();
+    grammar.ids = &ids;
+    let lark = grammar.of_text_and_calls(false).expect("tools").expect("a grammar");
+    assert!(lark.contains("next: <[7]> <[6]> \"assistant\"\n"), "{lark}");
+    assert!(
+        lark.contains("calls: <[5]> \"commentary to=functions.\" call (<[12]> <[6]> \"assistant\" <[5]>"),
+        "{lark}"
+    );
+    assert!(accepts(&spec(&lark), "\u{5}final\u{8}Hi").is_ok(), "it compiles\n{lark}");
+}
+
+#[test]
 fn markers_that_are_tokens_stand_as_such() {
     let tools = tools();
     let ids = HashMap::from([("[TOOL_CALLS]".to_owned(), 5), ("[ARGS]".to_owned(), 32)]);

@@ -19,6 +19,8 @@ mod grammar;
 mod header;
 mod json_span;
 mod members;
+mod messages;
+mod messages_grammar;
 mod parser;
 mod progress;
 mod python_values;

@@ -257,7 +257,7 @@ fn formats_with_flags_quotes_lines_and_channels_are_read() {
             "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.weather \
              <|constrain|>json<|message|>{\"city\": \"Paris\"}<|call|><|start|>assistant<|channel|>commentary \
              to=functions.g<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>Done.<|return|>",
-            called("I look.Done.", &[("weather", paris), ("g", "{}")]),
+            called("I look.\nDone.", &[("weather", paris), ("g", "{}")]),
         ),
         (
             "openai",
@@ -267,17 +267,6 @@ fn formats_with_flags_quotes_lines_and_channels_are_read() {
     ] {
         assert_eq!(turn_of(format, text), expected, "{format}: {text}");
     }
-}
-
-#[test]
-fn channels_are_thoughts_and_what_is_said() {
-    let text = "<|channel|>analysis<|message|>The user greets.<|end|><|start|>assistant<|channel|>final<|message|>Hello.";
-    let turn = read(parser("openai", Some("openai_gptoss")), [text]);
-    assert_eq!((turn.reasoning.as_str(), turn.content.as_str()), ("The user greets.", "Hello."));
-    let letters: Vec<String> = text.chars().map(String::from).collect();
-    assert_eq!(read(parser("openai", Some("openai_gptoss")), letters.iter().map(String::as_str)), turn);
-    let unfinished = "<|channel|>commentary to=functions.weather but no message";
-    assert_eq!(turn_of("openai", unfinished), called(unfinished, &[]));
 }
 
 #[test]

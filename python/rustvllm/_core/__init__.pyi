@@ -69,6 +69,7 @@ from rustvllm._core._turn import (
     find_tool_call_format,
     reasoning_formats,
     reasoning_markers,
+    special_reasoning_markers,
     tool_call_format_facts,
     tool_call_formats,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "rms_norm",
     "score_token_ids",
     "served_model",
+    "special_reasoning_markers",
     "step_buffer_spec",
     "tool_call_format_facts",
     "tool_call_formats",

@@ -94,5 +94,8 @@ def tool_call_format_facts(name: str) -> tuple[list[str], str]:
 def reasoning_markers(name: str) -> tuple[str, str]:
     """What begins thoughts and what ends them."""
 
+def special_reasoning_markers(name: str) -> list[str]:
+    """Texts around thoughts, and around all that is said, that may be special tokens."""
+
 def begins_within_reasoning(name: str, prompt: str) -> bool:
     """Whether an answer to this prompt begins within thoughts."""

@@ -14,6 +14,8 @@ TurnParser = _core.TurnParser
 CoreTurnReading = _core.TurnReading
 AUTO: Final = "auto"
 NONE: Final = "none"
+_MESSAGE_MARK: Final = "<|message|>"
+_ANSWER_HEAD: Final = "<|start|>assistant"
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class TurnFormats:
         marker_ids: Ids of the markers that are special tokens and therefore never appear in decoded text.
         reasoning_ids: Ids of the tokens that begin and end reasoning; None unless each marker is one token.
         reasoning_end_ids: Tokens that are forced when the reasoning budget is spent; the last one ends the reasoning.
+        has_messages: A turn consists of messages in channels, each with a head (gpt-oss).
     """
 
     tool_calls: str | None = None
@@ -36,6 +39,7 @@ class TurnFormats:
     marker_ids: Mapping[str, int] = field(default_factory=dict)
     reasoning_ids: tuple[int, int] | None = None
     reasoning_end_ids: tuple[int, ...] = ()
+    has_messages: bool = False
 
     def thinking_gate(self, prompt: str, budget: int | None) -> ThinkingGate | None:
         """Describe the reasoning of an answer to this prompt; None unless each marker is one token.
@@ -58,6 +62,10 @@ class TurnFormats:
     def has_thought(self, prompt: str) -> bool:
         """Whether the prompt ends with the marker that ends reasoning, so that the answer contains none."""
         return self.reasoning is not None and prompt.rstrip().endswith(_core.reasoning_markers(self.reasoning)[1])
+
+    def continues_message(self, prompt: str) -> bool:
+        """Whether the prompt ends within a message, so that the answer does not begin with a head."""
+        return self.has_messages and not prompt.rstrip().endswith(_ANSWER_HEAD)
 
     def begins_within(self, prompt: str) -> bool:
         """Whether an answer to this prompt begins within the reasoning."""
@@ -93,13 +101,21 @@ def find_turn_formats(
     end_ids: tuple[int, ...] = ()
     if reasoning is not None:
         thoughts = _core.reasoning_markers(reasoning)
-        markers = [*markers, *thoughts]
+        markers = [*markers, *_core.special_reasoning_markers(reasoning)]
         begin, end = (tokenizer.convert_tokens_to_ids(marker) for marker in thoughts)
         if begin is not None and end is not None:
             reasoning_ids = (begin, end)
             last_words = tokenizer.encode(reasoning_end_text, add_special_tokens=False) if reasoning_end_text else []
             end_ids = (*(token_id for token_id in last_words if token_id != end), end)
-    return TurnFormats(calls, reasoning, call_ids, _special_ids(markers, tokenizer), reasoning_ids, end_ids)
+    return TurnFormats(
+        calls,
+        reasoning,
+        call_ids,
+        _special_ids(markers, tokenizer),
+        reasoning_ids,
+        end_ids,
+        has_messages=_MESSAGE_MARK in markers,
+    )
 
 
 def tool_call_formats() -> list[str]:

@@ -60,6 +60,8 @@ def test_templates_of_the_field(shared_dir, name):
         ("{{ tools }}{%- set begin = ns_token ~ '<tool_call>' %}", None, None),
         ("<tool_call> without a word of what may be called", None, None),
         ("<seed:think></seed:think>", None, "seed_oss"),
+        ("{{ tools }}<|start|>assistant<|channel|>analysis<|message|>", "openai", "openai_gptoss"),
+        ("<|start|>assistant<|channel|>analysis<|message|>", None, "openai_gptoss"),
     ],
 )
 def test_signs_of_formats(template, calls, reasoning):
@@ -87,3 +89,20 @@ def test_markers_that_are_special_tokens_have_ids():
     # One that only stands before calls must be shown as well, to be found.
     llama = find_turn_formats("", Vocabulary("<|python_tag|>", num_special=1), "llama3_json")
     assert llama.marker_ids == {"<|python_tag|>": 0}
+
+
+def test_marks_of_messages_have_ids_without_calls_too():
+    words = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"]
+    vocabulary = Vocabulary(*words, num_special=7)
+    template = "{{ tools }}<|start|>assistant<|channel|>analysis<|message|>"
+    for calls in ("auto", "none"):
+        formats = find_turn_formats(template, vocabulary, calls)
+        assert formats.has_messages
+        assert set(formats.marker_ids) == set(words)
+        assert formats.reasoning_ids is None
+    formats = find_turn_formats(template, vocabulary, "auto", "none")
+    assert formats.has_messages
+    assert "<|message|>" in formats.marker_ids
+    assert not formats.continues_message("<|start|>user<|message|>Hi<|end|><|start|>assistant")
+    assert formats.continues_message("<|start|>assistant<|channel|>final<|message|>He")
+    assert not TurnFormats().continues_message("He")

@@ -32,7 +32,7 @@ pub(super) enum CallSyntax {
         /// Before and after a string.
         quote: &'static str,
     },
-    /// `f`, words about the message, a separator, `{…}`.
+    /// `f`, words about the message, a separator, `{…}`: a message of a turn that consists of messages.
     Channel {
         /// What a grammar writes between name and separator.
         words: &'static str,

@@ -285,30 +285,18 @@ const FORMATS: &[TurnFormat] = &[
         written: Written { before: "<function_calls>", between: "\n", behind: "</function_calls>" },
         ..PYTHONIC
     },
-    // gpt-oss: a message for each call, in a channel that names the recipient.
+    // gpt-oss: a message for each call, in a channel that names the recipient; see `Messages`.
     TurnFormat {
         name: "openai",
         aliases: &["openai_gptoss"],
         signs: &["<|channel|>"],
-        open: &[
-            "<|start|>assistant<|channel|>commentary to=functions.",
-            "<|channel|>commentary to=functions.",
-            "<|start|>assistant to=functions.",
-            " to=functions.",
-        ],
+        open: &["<|channel|>commentary to=functions."],
         bare: None,
         syntax: CallSyntax::Channel { words: " <|constrain|>json", separator: "<|message|>" },
-        ends: &["<|call|>"],
+        ends: &[],
         separators: &[],
         closers: &[],
-        silent: &[
-            "<|channel|>final<|message|>",
-            "<|channel|>commentary<|message|>",
-            "<|start|>assistant<|channel|>final<|message|>",
-            "<|start|>assistant<|channel|>commentary<|message|>",
-            "<|end|>",
-            "<|return|>",
-        ],
+        silent: &[],
         written: Written {
             before: "<|channel|>commentary to=functions.",
             between: "<|call|><|start|>assistant<|channel|>commentary to=functions.",
@@ -439,6 +427,12 @@ impl TurnFormat {
             return None;
         }
         FORMATS.iter().find(|format| format.signs.iter().any(|sign| template.contains(sign)))
+    }
+
+    /// Whether a turn consists of messages, of which some are calls.
+    #[must_use]
+    pub fn is_of_messages(&self) -> bool {
+        matches!(self.syntax, CallSyntax::Channel { .. })
     }
 
     /// The texts that may follow a call.

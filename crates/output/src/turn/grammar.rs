@@ -62,6 +62,9 @@ impl CallGrammar<'_> {
     /// # Errors
     /// See [`Self::of_calls`].
     pub fn of_calls_or_json(&self, schema: &Map<String, Value>) -> Result<String, GrammarRefusal> {
+        if self.format.is_of_messages() {
+            return self.of_messages(Some(schema), false);
+        }
         let mut lark = self.write("(calls | answer)", self.format.written.before, |tool| tool.strict)?;
         line(&mut lark, "answer", &json_rule(schema.clone()));
         Ok(lark)
@@ -73,6 +76,9 @@ impl CallGrammar<'_> {
     /// # Errors
     /// See [`Self::of_calls`].
     pub fn of_text_and_calls(&self, all_obey: bool) -> Result<Option<String>, GrammarRefusal> {
+        if self.format.is_of_messages() {
+            return self.of_messages(None, all_obey).map(Some);
+        }
         let Some(open) = self.format.open.first().filter(|_| self.format.bare.is_none()) else {
             return Ok(None);
         };
@@ -133,7 +139,7 @@ impl CallGrammar<'_> {
         }
     }
 
-    fn write_tool(
+    pub(super) fn write_tool(
         &self,
         rule: &str,
         tool: &Tool,
@@ -483,7 +489,7 @@ impl CallGrammar<'_> {
     }
 
     /// A text of the format, in which markers that are tokens are written as tokens.
-    fn literal(&self, text: &str) -> String {
+    pub(super) fn literal(&self, text: &str) -> String {
         let mut parts = Vec::new();
         let mut rest = text;
         loop {
@@ -555,7 +561,7 @@ fn value_opening(elements: &Elements) -> String {
     }
 }
 
-fn line(lark: &mut String, rule: &str, body: &str) {
+pub(super) fn line(lark: &mut String, rule: &str, body: &str) {
     let _ = writeln!(lark, "{rule}: {body}");
 }
 
@@ -577,7 +583,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// JSON of a schema, in which our options replace those given.
-fn json_rule(mut schema: Map<String, Value>) -> String {
+pub(super) fn json_rule(mut schema: Map<String, Value>) -> String {
     let style = JSON_STYLE.iter().map(|(name, separator)| ((*name).to_owned(), json!(separator)));
     let mut options: Map<String, Value> = style.collect();
     options.insert("whitespace_flexible".to_owned(), json!(false));

@@ -11,8 +11,6 @@ use super::xml_values::XmlValues;
 pub(super) const MAX_HEAD_BYTES: usize = 16 << 10;
 /// Most bytes of the name of a tool.
 const MAX_NAME_BYTES: usize = 256;
-/// Most bytes between the name of a tool and the separator before its arguments.
-const MAX_WORDS_BYTES: usize = 256;
 
 /// The result of reading a text that may begin a call.
 #[derive(Debug)]
@@ -43,7 +41,7 @@ pub(super) fn read_head(syntax: CallSyntax, text: &str, is_bare: bool, may_list:
         CallSyntax::Xml(elements) => cursor.xml(elements),
         CallSyntax::Python { is_listed } => cursor.python(may_list && is_listed),
         CallSyntax::Braces { quote } => cursor.braces(quote),
-        CallSyntax::Channel { separator, .. } => cursor.channel(separator),
+        CallSyntax::Channel { .. } => Err(Stop::Wrong), // `Messages` reads it
     };
     match read {
         Ok((name, arguments)) => Head::Call { name, len: cursor.at, arguments },
@@ -236,23 +234,6 @@ impl<'a> Cursor<'a> {
         self.peek()?;
         self.expect("{")?;
         Ok((name, Arguments::Braces(BraceValues::new(quote))))
-    }
-
-    /// Read a call with words about the message between name and arguments, in one line.
-    fn channel(&mut self, separator: &str) -> Read<(String, Arguments)> {
-        let name = self.name()?;
-        let rest = self.rest();
-        let line = &rest[..rest.find('\n').unwrap_or(rest.len())];
-        let Some(end) = line.find(separator) else {
-            let may_come = line.len() == rest.len() && line.len() <= MAX_WORDS_BYTES;
-            return Err(if may_come { Stop::Undecided } else { Stop::Wrong });
-        };
-        if end > MAX_WORDS_BYTES {
-            return Err(Stop::Wrong);
-        }
-        self.at += end + separator.len();
-        self.peek()?;
-        Ok((name, Arguments::Json(JsonArguments::alone())))
     }
 
     fn python(&mut self, may_list: bool) -> Read<(String, Arguments)> {

@@ -8,6 +8,7 @@ use super::arguments::Arguments;
 use super::event::{TurnEvent, push};
 use super::format::TurnFormat;
 use super::header::{Head, read_head};
+use super::messages::Messages;
 use super::progress::Progress;
 use super::reasoning::ReasoningFormat;
 use super::tool::Tool;
@@ -16,6 +17,8 @@ use super::tool::Tool;
 /// events are the same.
 #[derive(Debug, Clone)]
 pub struct TurnParser {
+    /// Reads a turn of messages; the rest is not used then.
+    messages: Option<Box<Messages>>,
     format: Option<&'static TurnFormat>,
     reasoning: Option<&'static ReasoningFormat>,
     tools: Arc<[Tool]>,
@@ -77,12 +80,21 @@ impl TurnParser {
         tools: Arc<[Tool]>,
         begins_within: bool,
     ) -> Self {
+        let is_of_messages = format.map_or_else(
+            || reasoning.is_some_and(ReasoningFormat::is_of_messages),
+            TurnFormat::is_of_messages,
+        );
+        let messages = is_of_messages.then(|| {
+            let tools = Arc::clone(&tools);
+            Box::new(Messages::new(format.is_some(), reasoning.is_some(), tools, begins_within))
+        });
         let mut marker_texts: Vec<&'static str> =
             format.map_or_else(Vec::new, |format| [format.open, format.silent].concat());
         marker_texts.extend(reasoning.map(|reasoning| reasoning.open));
         let markers = AhoCorasick::builder().match_kind(MatchKind::LeftmostFirst).build(&marker_texts);
         let is_inside = begins_within && reasoning.is_some();
         Self {
+            messages,
             format,
             reasoning,
             tools,
@@ -108,6 +120,9 @@ impl TurnParser {
 
     /// Take more text; returns the events that have become certain.
     pub fn push(&mut self, text: &str) -> Vec<TurnEvent> {
+        if let Some(messages) = &mut self.messages {
+            return messages.push(text);
+        }
         self.held.push_str(text);
         let mut at = 0;
         let held = std::mem::take(&mut self.held);
@@ -119,6 +134,9 @@ impl TurnParser {
 
     /// The text has ended: returns the events of what was held back.
     pub fn finish(&mut self) -> Vec<TurnEvent> {
+        if let Some(messages) = &mut self.messages {
+            return messages.finish();
+        }
         let rest = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.state, State::Content) {
             State::Content | State::Head { .. } | State::BehindReasoning => {
@@ -140,7 +158,10 @@ impl TurnParser {
     /// Whether the next text is reasoning.
     #[must_use]
     pub fn is_reasoning(&self) -> bool {
-        matches!(self.state, State::Reasoning { .. })
+        match &self.messages {
+            Some(messages) => messages.is_reasoning(),
+            None => matches!(self.state, State::Reasoning { .. }),
+        }
     }
 
     fn step(&mut self, held: &str, at: &mut usize) -> Step {

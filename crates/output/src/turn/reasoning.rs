@@ -1,5 +1,7 @@
 //! The markers around the reasoning of models, one row each.
 
+use super::messages::{self, CHANNEL, MESSAGE};
+
 /// How a model marks its reasoning.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ReasoningFormat {
@@ -19,6 +21,8 @@ pub struct ReasoningFormat {
     pub begins_inside: bool,
 }
 
+/// Its turns consist of messages, which templates write one by one.
+const OF_MESSAGES: &str = "openai_gptoss";
 const KIMI_CALLS: &str = "<|tool_calls_section_begin|>";
 
 const THINK: ReasoningFormat = ReasoningFormat {
@@ -43,7 +47,7 @@ const REASONING: &[ReasoningFormat] = &[
     ReasoningFormat { name: "deepseek_r1", aliases: &[], begins_inside: true, ..THINK },
     ReasoningFormat { name: "seed_oss", aliases: &[], open: "<seed:think>", close: "</seed:think>", ..THINK },
     ReasoningFormat {
-        name: "openai_gptoss",
+        name: OF_MESSAGES,
         aliases: &["openai"],
         open: "<|channel|>analysis<|message|>",
         close: "<|end|><|start|>assistant",
@@ -76,12 +80,31 @@ impl ReasoningFormat {
     #[must_use]
     pub fn of_template(template: &str) -> Option<&'static Self> {
         let has = |text: &str| template.contains(text);
-        REASONING.iter().find(|format| has(format.close) && format.sign.is_none_or(has))
+        REASONING.iter().find(|format| {
+            let is_marked =
+                if format.is_of_messages() { has(CHANNEL) && has(MESSAGE) } else { has(format.close) };
+            is_marked && format.sign.is_none_or(has)
+        })
+    }
+
+    /// Whether a turn consists of messages in channels, of which one is reasoning.
+    #[must_use]
+    pub fn is_of_messages(&self) -> bool {
+        self.name == OF_MESSAGES
+    }
+
+    /// Texts that may be single tokens, and special ones, which decoding would leave out.
+    #[must_use]
+    pub fn markers(&self) -> Vec<&'static str> {
+        if self.is_of_messages() { messages::MARKERS.into() } else { vec![self.open, self.close] }
     }
 
     /// Whether an answer to this prompt begins within reasoning; the prompt's last marker decides.
     #[must_use]
     pub fn begins_within(&self, prompt: &str) -> bool {
+        if self.is_of_messages() {
+            return messages::begins_within_thoughts(prompt);
+        }
         match (prompt.rfind(self.open), prompt.rfind(self.close)) {
             (None, None) => self.begins_inside,
             (open, close) => open > close,

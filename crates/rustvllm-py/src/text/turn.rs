@@ -225,6 +225,12 @@ fn reasoning_markers(name: &str) -> PyResult<(&'static str, &'static str)> {
     Ok((format.open, format.close))
 }
 
+/// Texts around thoughts, and around all that is said, that may be special tokens.
+#[pyfunction]
+fn special_reasoning_markers(name: &str) -> PyResult<Vec<&'static str>> {
+    Ok(reasoning_format(name)?.markers())
+}
+
 /// Whether an answer to this prompt begins within thoughts.
 #[pyfunction]
 fn begins_within_reasoning(name: &str, prompt: &str) -> PyResult<bool> {
@@ -241,5 +247,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(find_reasoning_format, module)?)?;
     module.add_function(wrap_pyfunction!(tool_call_format_facts, module)?)?;
     module.add_function(wrap_pyfunction!(reasoning_markers, module)?)?;
+    module.add_function(wrap_pyfunction!(special_reasoning_markers, module)?)?;
     module.add_function(wrap_pyfunction!(begins_within_reasoning, module)?)
 }

@@ -154,7 +154,8 @@ class ChatFace(Face[ChatCompletionRequest]):
             return  # what the answer must be holds from its first token on: it has no thoughts
         begins_within = formats.begins_within(prompt)
         if use is not None:
-            wanted = call_grammar(use, formats, wanted, begins_within=begins_within, is_gated=budget is not None)
+            if use.must_call or begins_within or not formats.continues_message(prompt):
+                wanted = call_grammar(use, formats, wanted, begins_within=begins_within, is_gated=budget is not None)
             self.params = replace(self.params, structured_outputs=wanted)
         if gate is not None and (budget is not None or (use is None and wanted is not None)):
             self.params = replace(self.params, structured_outputs=GatedOutputs(gate=gate, answer=wanted))

@@ -16,6 +16,7 @@ from rustvllm.server.schemas.field_errors import field_error
 from rustvllm.server.schemas.protocol import ChatCompletionRequest, ChatMessage, Conversation, PredictedContent
 from rustvllm.text.chat_renderer import ChatRenderer, render_once
 from rustvllm.text.chat_template import check_template_variables, special_tokens
+from rustvllm.text.turn_formats import TurnFormats
 
 if TYPE_CHECKING:
     from rustvllm.server.state import ServedModel, ServerState
@@ -197,7 +198,7 @@ async def render_prompt(
     options = {
         "add_generation_prompt": _opens_turn(request),
         "continue_final_message": bool(request.continue_final_message),
-        "tools": None if hides_tools else request.tools,
+        "tools": None if hides_tools else _with_descriptions(request.tools, model.turn_formats),
         "documents": request.documents,
         **state.settings.default_chat_template_kwargs,
         **_effort(request),
@@ -215,6 +216,20 @@ async def render_prompt(
         return await render_once(template, special_tokens(model.tokenizer), build, options)
     prepared = await at_size(lambda: renderer.prepare(build(renderer.walks_through_parts), options))
     return await renderer.render(prepared)
+
+
+def _with_descriptions(tools: list[dict[str, Any]] | None, formats: TurnFormats) -> list[dict[str, Any]] | None:
+    """The tools; the template of gpt-oss takes none without a description, which clients may leave out."""
+    if tools is None or not formats.has_messages:
+        return tools
+    return [_with_description(tool) for tool in tools]
+
+
+def _with_description(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool.get("function")
+    if not isinstance(function, dict) or function.get("description") is not None:
+        return tool
+    return {**tool, "function": {**function, "description": ""}}
 
 
 def _effort(request: Conversation) -> dict[str, Any]:
