@@ -1,5 +1,6 @@
 """Fixtures and rules for every test: where shared data lies, when a GPU is there, how hard hypothesis looks."""
 
+import gc
 import os
 import signal
 import sys
@@ -18,6 +19,11 @@ hypothesis.settings.register_profile("dev", max_examples=50, deadline=None)
 # CI looks at more cases and must give the same verdict twice, so it takes the same cases each time.
 hypothesis.settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+UNFREEZE = gc.unfreeze
+# Until all is collected: imports and tests make much and little garbage. The process that starts workers collects none.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    gc.disable()
 
 # Test folders are not packages: what several of them share is imported by name from this one.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -63,3 +69,23 @@ def pytest_collection_finish() -> None:
     torch = sys.modules.get("torch")  # imported by test modules by now, or by none
     if torch is not None and "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
+    freeze_what_stays()
+
+
+def freeze_what_stays() -> None:
+    """Keeps the collector from walking through what was imported and collected, which stays until the end.
+
+    These are a million objects, half a second of each full collection, and every engine that runs in a thread begins
+    with one. Such engines freeze what there is and thaw all of it at their end, so neither does anything from here on:
+    what tests make is collected as ever.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.freeze = gc.unfreeze = lambda: None
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """Lets the interpreter find all there is at its end; libraries would say that what is frozen has leaked."""
+    UNFREEZE()
