@@ -79,23 +79,28 @@ class HubServer:
 
     def use_here(self, monkeypatch, home):
         """Have this process ask this hub, and keep what it fetches below a folder."""
-        from huggingface_hub import constants
-
-        for key in list(os.environ):
-            if key.startswith(("HF_", "HUGGING")):
-                monkeypatch.delenv(key)
-        for name, value in {
-            "ENDPOINT": self.url,
-            "HUGGINGFACE_CO_URL_TEMPLATE": self.url + "/{repo_id}/resolve/{revision}/{filename}",
-            "HF_HUB_CACHE": str(home / "hub"),
-            "HF_TOKEN_PATH": str(home / "token"),
-            "HF_HUB_OFFLINE": False,
-        }.items():
-            monkeypatch.setattr(constants, name, value)
+        use_hub_here(monkeypatch, self.url, home)
 
     def hash_of(self, repo, name, commit=COMMIT):
         """The SHA-256 that the hub gives."""
         return hashlib.sha256(self.repos[repo][commit][name]).hexdigest()
+
+
+def use_hub_here(monkeypatch, url, home, *, is_offline=False):
+    """Tell this process's huggingface_hub what it reads from the environment only when it is imported."""
+    from huggingface_hub import constants
+
+    for key in list(os.environ):
+        if key.startswith(("HF_", "HUGGING")):
+            monkeypatch.delenv(key)
+    for name, value in {
+        "ENDPOINT": url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(home / "hub"),
+        "HF_TOKEN_PATH": str(home / "token"),
+        "HF_HUB_OFFLINE": is_offline,
+    }.items():
+        monkeypatch.setattr(constants, name, value)
 
 
 class _Server(ThreadingHTTPServer):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hub_server import use_hub_here
 from rustvllm.config import hub
 from rustvllm.config.hub import download
 from rustvllm.exceptions import ModelLoadError, ModelNotFoundError
@@ -141,7 +142,9 @@ def environ(server, tmp_path):
 
 
 @pytest.fixture
-def resolve(environ):
+def resolve_apart(environ):
+    """What a name leads to in a process of its own, with these variables in its environment."""
+
     def run(name, *, revision=None, download_dir=None, weights=True, config=True, **environment):
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT, json.dumps([name, revision, download_dir, weights, config])],
@@ -158,12 +161,39 @@ def resolve(environ):
     return run
 
 
-def test_only_safetensors_and_text_are_fetched(resolve, tmp_path):
-    found = resolve("acme/model")
+@pytest.fixture
+def resolve(server, monkeypatch, tmp_path, capfd):
+    """The same in this process, which costs no imports."""
+
+    def run(name, *, revision=None, download_dir=None, weights=True, config=True, **environment):
+        url = environment.pop("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        is_offline = environment.pop("HF_HUB_OFFLINE", "0") == "1"
+        with monkeypatch.context() as patch:
+            use_hub_here(patch, url, tmp_path / "home", is_offline=is_offline)
+            for key, value in environment.items():
+                patch.setenv(key, value)
+            place = download_dir and Path(download_dir)
+            try:
+                found = hub.resolve_model(name, revision, place, with_weights=weights, with_config=config)
+            except ModelLoadError as error:
+                answer = {"error": type(error).__name__, "message": str(error)}
+            else:
+                folder = found.path if found.path.is_dir() else found.path.parent
+                files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+                answer = {"files": files, "name": found.name, "aliases": list(found.aliases), "path": str(found.path)}
+        assert "Traceback" not in capfd.readouterr().err
+        return answer
+
+    return run
+
+
+def test_only_safetensors_and_text_are_fetched(resolve, resolve_apart, tmp_path):
+    found = resolve_apart("acme/model")
     assert found["files"] == ["config.json", "model.safetensors", "tokenizer.json"]
     assert found["path"].startswith(str(tmp_path / "home"))
-    offline = resolve("acme/model", HF_HUB_OFFLINE="1")
+    offline = resolve_apart("acme/model", HF_HUB_OFFLINE="1")
     assert offline == found
+    assert resolve("acme/model") == resolve("acme/model", HF_HUB_OFFLINE="1") == found
 
 
 def test_a_cached_model_outlives_its_hub(resolve):
@@ -252,9 +282,9 @@ def test_dummy_weights_need_no_download_of_weights(resolve):
     assert resolve("acme/model", weights=False)["files"] == ["config.json", "tokenizer.json"]
 
 
-def test_download_dir_and_token(resolve, server, tmp_path):
+def test_download_dir_and_token(resolve_apart, server, tmp_path):
     server.requests.clear()
-    found = resolve("acme/model", download_dir=str(tmp_path / "there"), HF_TOKEN="hf_secretsecretsecret")
+    found = resolve_apart("acme/model", download_dir=str(tmp_path / "there"), HF_TOKEN="hf_secretsecretsecret")
     assert found["path"].startswith(str(tmp_path / "there"))
     assert ("Bearer hf_secretsecretsecret") in {token for _, token in server.requests}
 
@@ -351,9 +381,9 @@ def test_what_cannot_be_in_a_token_is_said(resolve):
 
 
 @pytest.mark.parametrize("name", ["acme/missing", "gpt2"])
-def test_a_password_in_the_endpoint_is_masked(resolve, server, name):
+def test_a_password_in_the_endpoint_is_masked(resolve_apart, server, name):
     port = 9 if name == "gpt2" else server.server_port
-    answer = resolve(name, HF_ENDPOINT=f"http://me:hunter2@127.0.0.1:{port}")
+    answer = resolve_apart(name, HF_ENDPOINT=f"http://me:hunter2@127.0.0.1:{port}")
     assert f"http://***@127.0.0.1:{port}" in answer["message"]
     assert "hunter2" not in answer["message"]
 
@@ -465,12 +495,14 @@ def test_every_name_that_was_looked_for_is_listed(resolve):
     assert "(looked for openai-community/gpt2, gpt2, gpt-2)" in message
 
 
-def test_a_hub_that_never_answers_is_given_up(resolve):
+def test_a_hub_that_never_answers_is_given_up(resolve_apart):
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts and says nothing
         started = time.monotonic()
-        answer = resolve("gpt2", HF_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}", RUSTVLLM_HUB_TIMEOUT="1")
+        answer = resolve_apart(
+            "gpt2", HF_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}", RUSTVLLM_HUB_TIMEOUT="1"
+        )
         assert answer["error"] == "HubUnreachableError", answer
         assert time.monotonic() - started < 30
 
