@@ -49,9 +49,13 @@ SHARED_BYTES = {90: 227 << 10, 80: 99 << 10}
 
 
 @pytest.fixture(params=[90, 80])
-def launches(request, monkeypatch, tmp_path):
-    """What would be launched on a GPU of this compute capability."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def launches(request, monkeypatch, repository):
+    """What would be launched on a GPU of this compute capability.
+
+    Triton keeps what it compiles by the kernel's source, its options, and the versions of itself and of the assembler,
+    so that only kernels that are new or have changed are compiled again.
+    """
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(repository / "target" / "triton"))
     caught = Launches(request.param)
     with caught.catching():
         yield caught
