@@ -234,6 +234,22 @@ def prompts(vocab_size, lengths, seed=0):
     return [rng.integers(0, vocab_size, n).tolist() for n in lengths]
 
 
+class Remembered:
+    """A reference whose answers are kept: greedy requests that are cut in other ways ask it for the same again.
+
+    It must not change afterwards.
+    """
+
+    def __init__(self, reference):
+        self._reference, self._answers = reference, {}
+
+    def __call__(self, ids):
+        key = tuple(map(tuple, ids.tolist()))
+        if key not in self._answers:
+            self._answers[key] = self._reference(ids)
+        return self._answers[key]
+
+
 @torch.no_grad()
 def oracle_logits(reference, tokens, num_prompt_tokens):
     """transformers' logits at every step after the prompt: ``[num_outputs, vocab_size]``."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from checkpoints import VARIANTS, assert_diverse, assert_matches, load, make, prompts
+from checkpoints import VARIANTS, Remembered, assert_diverse, assert_matches, load, make, prompts
 from naive_schedule import NaiveEngine, Request
 
 LENGTHS = [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 30, 41]
@@ -15,7 +15,7 @@ def pair(request, tmp_path_factory):
     reference = make(*VARIANTS[request.param])
     folder = tmp_path_factory.mktemp(request.param)
     reference.save_pretrained(folder)
-    return reference, load(folder)
+    return Remembered(reference), load(folder)
 
 
 def run(model, requests, **options):
