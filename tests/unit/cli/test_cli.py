@@ -46,7 +46,9 @@ def test_a_trace_that_is_interrupted_while_it_imports_says_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("command", ["--version", "--help", "serve --help=all", "trace a --max-tokens 1"])
+@pytest.mark.parametrize(
+    "command", ["--version", "--help", "serve --help=all", "trace a --max-tokens 1 --executor sim"]
+)
 def test_output_without_a_reader_ends_a_command_as_sigpipe_would(command, unbuffered):
     reader, writer = os.pipe()
     os.close(reader)
