@@ -316,14 +316,6 @@ def test_names_of_any_script_and_what_cannot_be_unloaded(server, world):
         assert post(server, "/v1/unload_lora_adapter", **body).status_code == status
 
 
-def test_a_server_that_loads_none_over_http_says_what_would(world):
-    with ServerProcess([*REAL, "--port", "0", "--enable-lora"]) as process:
-        process.wait_until_ready()
-        for answer in (load(process, "x", world[0] / "a"), unload(process, "x")):
-            assert answer.status_code == 404
-            assert "--lora-root" in answer.json()["error"]["message"]
-
-
 def test_as_many_as_may_be_in_memory(world):
     """With two engines, each has the same; a name more than may be is refused and crowds none out."""
     root, _, texts = world
@@ -358,6 +350,7 @@ def test_an_engine_that_is_started_again_has_its_adapters_back(world):
         found, deadline = [], time.monotonic() + 90
         while (found := [*found, says(process, "two")])[-12:] != [texts["b", 16]] * 12:
             assert time.monotonic() < deadline, found
+            time.sleep(0.05 if found[-1] in (500, 503) else 0)  # the engine starts sooner where nobody asks meanwhile
         assert set(found) <= {500, 503, texts["b", 16]}
         assert process.engines() != [engine]
         assert [says(process, "one") for _ in range(6)] == [404] * 6

@@ -175,6 +175,14 @@ def test_what_is_wrong_at_the_start_ends_it(adapters, modules, message, tmp_path
         assert "Traceback" not in process.output
 
 
+def test_a_server_that_loads_none_over_http_says_what_would(server, adapters):
+    for path in ("load", "unload"):
+        body = {"lora_name": "x", "lora_path": adapters[0][0].lora_path}
+        answer = httpx.post(f"{server.url}/v1/{path}_lora_adapter", json=body, timeout=60)
+        assert answer.status_code == 404
+        assert "--lora-root" in answer.json()["error"]["message"]
+
+
 def test_a_merged_adapter_is_the_models_own_weights(adapters):
     requests, texts = adapters
     [adapter, _] = requests
