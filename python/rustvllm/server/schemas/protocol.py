@@ -283,23 +283,17 @@ class CompletionRequest(GenerationRequest):
     )
 
 
-class EmbeddingRequest(BaseModel):
-    """Body of ``POST /v1/embeddings``."""
+class PooledRequest(BaseModel):
+    """What requests whose prompts end with a vector have in common: embeddings, classes, scores and ranks."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str | None = described("A name by which this server serves its model; left out: the first of them.")
-    input: Annotated[Any, AfterValidator(parse_inputs), WithJsonSchema(PROMPT_SCHEMA)]
-    encoding_format: Literal["float", "base64"] | None = described(
-        "`float`: a list of numbers; `base64`: float32 numbers, little-endian, as base64.", "float"
+    use_activation: bool | None = described(
+        "Normalise embeddings to length 1; make probabilities of a classifier's numbers. The default is the model's."
     )
-    dimensions: int | None = described(
-        "Keep so many numbers; only for models that were trained for it (Matryoshka).", minimum=1
-    )
-    use_activation: bool | None = described("Normalise to length 1; the default is the model's.")
-    truncate_prompt_tokens: int | None = described("Keep so many tokens of each input; -1: as fit.", minimum=-1)
+    truncate_prompt_tokens: int | None = described("Keep so many tokens of each prompt; -1: as fit.", minimum=-1)
     truncation_side: Literal["left", "right"] | None = described("Which end is cut off; `right` by default.")
-    add_special_tokens: bool | None = described("Let the tokenizer add its special tokens; the default.")
     priority: int | None = described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
     user: str | None = described(
         "With `--scheduling-policy fair`, shares what its API key gets with the key's other users."
@@ -308,6 +302,24 @@ class EmbeddingRequest(BaseModel):
         "Share cached blocks only with requests of the same salt.", minLength=1, maxLength=128
     )
     request_id: str | None = described("Part of the answer's id; the header `X-Request-Id` wins.", maxLength=256)
+
+
+class InputsRequest(PooledRequest):
+    """What embeddings and classification have in common: a vector for each input."""
+
+    input: Annotated[Any, AfterValidator(parse_inputs), WithJsonSchema(PROMPT_SCHEMA)]
+    add_special_tokens: bool | None = described("Let the tokenizer add its special tokens; the default.")
+
+
+class EmbeddingRequest(InputsRequest):
+    """Body of ``POST /v1/embeddings``."""
+
+    encoding_format: Literal["float", "base64"] | None = described(
+        "`float`: a list of numbers; `base64`: float32 numbers, little-endian, as base64.", "float"
+    )
+    dimensions: int | None = described(
+        "Keep so many numbers; only for models that were trained for it (Matryoshka).", minimum=1
+    )
 
 
 class ChatMessage(BaseModel):

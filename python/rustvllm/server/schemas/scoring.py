@@ -1,12 +1,12 @@
 """The requests of classification, scores and reranking, as pydantic models."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from rustvllm.engine.request.pairs import as_texts
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.server.schemas.protocol import MAX_INPUTS, PROMPT_SCHEMA, described, parse_inputs
+from rustvllm.server.schemas.protocol import MAX_INPUTS, InputsRequest, PooledRequest, described
 
 _ANY = "texts"
 _TEXT = {
@@ -43,35 +43,11 @@ Texts = Annotated[list[str], BeforeValidator(_parse_texts), WithJsonSchema(_TEXT
 OneText = Annotated[str, BeforeValidator(_parse_text), WithJsonSchema(_TEXT)]
 
 
-class _Pooled(BaseModel):
-    """Fields of all of them."""
-
-    model_config = ConfigDict(extra="allow")
-
-    model: str | None = described("A name by which this server serves its model; left out: the first of them.")
-    use_activation: bool | None = described(
-        "Make probabilities of a classifier's numbers; the default is the model's. Of embeddings, normalise them."
-    )
-    truncate_prompt_tokens: int | None = described("Keep so many tokens of each prompt; -1: as fit.", minimum=-1)
-    truncation_side: Literal["left", "right"] | None = described("Which end is cut off; `right` by default.")
-    priority: int | None = described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
-    user: str | None = described(
-        "With `--scheduling-policy fair`, shares what its API key gets with the key's other users."
-    )
-    cache_salt: str | None = described(
-        "Share cached blocks only with requests of the same salt.", minLength=1, maxLength=128
-    )
-    request_id: str | None = described("Part of the answer's id; the header `X-Request-Id` wins.", maxLength=256)
-
-
-class ClassificationRequest(_Pooled):
+class ClassificationRequest(InputsRequest):
     """Body of ``POST /classify``."""
 
-    input: Annotated[Any, AfterValidator(parse_inputs), WithJsonSchema(PROMPT_SCHEMA)]
-    add_special_tokens: bool | None = described("Let the tokenizer add its special tokens; the default.")
 
-
-class ScoringRequest(_Pooled):
+class ScoringRequest(PooledRequest):
     """Fields of scores and reranking."""
 
     instruction: str | None = described("The variable `instruction` of the template that `--chat-template` names.")

@@ -2,7 +2,7 @@
 
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
@@ -13,6 +13,7 @@ from rustvllm.server.answers.usage import UsageCounter
 from rustvllm.server.endpoints.pipeline import tenant_of
 from rustvllm.server.errors import UnavailableError
 from rustvllm.server.http.front_door import ARRIVAL_NS
+from rustvllm.server.schemas.protocol import PooledRequest
 from rustvllm.server.state import ServedModel, ServerState
 from rustvllm.server.stream.generation import Generation, new_request_id, until_disconnect
 
@@ -21,19 +22,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from rustvllm.engine.request.prompts import PromptType
-
-
-class PooledFields(Protocol):
-    """The fields that all of these requests have."""
-
-    model: str | None
-    use_activation: bool | None
-    truncate_prompt_tokens: int | None
-    truncation_side: Any
-    priority: int | None
-    user: str | None
-    cache_salt: str | None
-    request_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +37,14 @@ class PooledCall:
 
     state: ServerState
     raw_request: Request
-    request: PooledFields
+    request: PooledRequest
     name: str
     request_id: str
     params: PoolingParams
     lora_request: LoRARequest | None
 
     @classmethod
-    async def begin(cls, raw_request: Request, request: PooledFields, task: str, prefix: str) -> "PooledCall":
+    async def begin(cls, raw_request: Request, request: PooledRequest, task: str, prefix: str) -> "PooledCall":
         """Check the model's name and what it does.
 
         Args:

@@ -9,10 +9,9 @@ from starlette.responses import Response
 
 from rustvllm.server.answers.embeddings import embeddings_response
 from rustvllm.server.endpoints.pooling.call import PooledCall
-from rustvllm.server.schemas.protocol import EmbeddingRequest
+from rustvllm.server.schemas.protocol import EmbeddingRequest, InputsRequest
 from rustvllm.server.schemas.refusals import EMBEDDING_REFUSALS
 from rustvllm.server.schemas.request_body import at_size, read_request, refuse_unbuilt
-from rustvllm.server.schemas.scoring import ClassificationRequest
 
 if TYPE_CHECKING:
     from rustvllm.engine.request.prompts import PromptType, TextPrompt, TokensPrompt
@@ -29,7 +28,7 @@ async def create_embeddings(raw_request: Request) -> Response:
     return await embeddings_response(vectors, header, usage, is_base64=request.encoding_format == "base64")
 
 
-def prompts_of(request: EmbeddingRequest | ClassificationRequest) -> "list[PromptType]":
+def prompts_of(request: InputsRequest) -> "list[PromptType]":
     """A prompt of each input."""
     prompts: list[PromptType] = []
     for text_or_ids in request.input:
