@@ -23,3 +23,13 @@ async def until(condition, seconds=5.0):
 def is_idle(engine):
     stats = engine.stats()
     return stats["num_running"] == stats["num_waiting"] == stats["kv_cache_usage"] == 0
+
+
+async def until_idle(engine, seconds=20.0):
+    """Waits until the engine has no request left: what was aborted ends with the next step. Returns its statistics."""
+    async with asyncio.timeout(seconds):
+        while True:
+            stats = await engine.current_stats()
+            if stats["num_running"] == stats["num_waiting"] == 0:
+                return stats
+            await asyncio.sleep(0.005)

@@ -9,6 +9,7 @@ import torch
 from checkpoints import ARCHITECTURES, make, prompts
 from peft_adapters import make_adapter, with_adapter
 
+from async_streams import until_idle
 from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, PoolingParams
 from rustvllm.exceptions import ConfigError, InvalidRequestError, ModelLoadError
 from rustvllm.lora.request import LoRARequest
@@ -259,11 +260,7 @@ async def test_requests_that_are_given_up_leave_nothing_behind(qwen3):
         ]
         assert not wrong, wrong[0]
         assert sum(each == 1 for each in results) >= 60
-        for _ in range(500):
-            stats = await engine.current_stats()
-            if stats["num_running"] == stats["num_waiting"] == 0:
-                break
-            await asyncio.sleep(0.01)
+        stats = await until_idle(engine)
         assert stats["num_free_blocks"] == stats["num_usable_blocks"]
         assert await one("last", PROMPTS[3]) == 1
     finally:

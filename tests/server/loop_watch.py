@@ -1,11 +1,15 @@
 """Measures how much processor time the event loop's thread spends on one callback, whatever else the machine does."""
 
 import asyncio
+import gc
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 from unittest import mock
+
+Result = TypeVar("Result")
 
 _LONGEST_CALLBACK = 0.010
 _REFERENCE_SECONDS = 0.0035
@@ -55,3 +59,35 @@ def watched_loop() -> Iterator[LoopWatch]:
 
     with mock.patch.object(asyncio.events.Handle, "_run", measured):
         yield watch
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """No garbage is collected meanwhile: a collection walks over every object of the process."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+async def never_long(work: Callable[[], Awaitable[Result]], *, name: str = "the work") -> Result:
+    """Asserts that no callback of some work is long, and returns what the work gives.
+
+    Args:
+        work: Is done once, or up to ``ATTEMPTS`` times while a callback is long.
+        name: Of the work, for the message.
+    """
+    limit, longest = longest_callback(), []
+    with no_collections():
+        while len(longest) < ATTEMPTS and min(longest, default=limit) >= limit:
+            with watched_loop() as watch:
+                result = await work()
+            assert watch.count > 0
+            longest.append(watch.longest)
+    shown = ", ".join(f"{seconds * 1000:.1f}" for seconds in longest)
+    assert min(longest) < limit, f"{name}: {shown} ms of processor time, {limit * 1000:.1f} are possible"
+    return result
