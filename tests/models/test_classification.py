@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from broken_states import assert_they_fail_alone, break_states
 from checkpoints import ARCHITECTURES, prompts
 from peft_adapters import make_adapter, with_adapter
 from safetensors.torch import load_file, save_file
@@ -255,25 +256,8 @@ def test_a_layer_that_is_missing_or_wrong_is_refused_by_name(qwen3, tmp_path):
 
 
 def test_states_that_are_not_numbers_fail_their_request_alone(tmp_path):
-    model = make_classifier("qwen3", 3)
-    with torch.no_grad():
-        model.model.embed_tokens.weight[7] = float("nan")
-    args = AsyncEngineArgs(model=saved(model, tmp_path), **OPTIONS)
-
-    async def run():
-        engine = await asyncio.to_thread(AsyncLLM, args.create_engine_config())
-
-        async def one(name, ids):
-            return [each async for each in engine.encode({"prompt_token_ids": ids}, PoolingParams(), name)]
-
-        try:
-            return await asyncio.gather(one("bad", [1, 2, 7]), one("good", [1, 2, 3]), return_exceptions=True)
-        finally:
-            await asyncio.to_thread(engine.shutdown)
-
-    bad, good = asyncio.run(run())
-    assert "is not finite" in str(bad), bad
-    assert len(good) == 1, good
+    folder = saved(break_states(make_classifier("qwen3", 3)), tmp_path)
+    assert_they_fail_alone(folder, "is not finite", **OPTIONS)
 
 
 def test_what_cannot_be_combined_is_refused_by_name(qwen3):

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from broken_states import assert_they_fail_alone, break_states
 from checkpoints import ARCHITECTURES, make, prompts
 from peft_adapters import make_adapter, with_adapter
 
@@ -267,28 +268,11 @@ async def test_requests_that_are_given_up_leave_nothing_behind(qwen3):
         await asyncio.to_thread(engine.shutdown)
 
 
-def test_states_that_are_not_numbers_fail_their_request_alone(qwen3, tmp_path):
-    model = make("qwen3", {})
-    with torch.no_grad():
-        model.model.embed_tokens.weight[7] = float("nan")
-    folder = saved(model, tmp_path)
-    for pooling in ("LAST", "MEAN"):
-        args = AsyncEngineArgs(model=folder, runner="pooling", pooler_config={"pooling_type": pooling}, **OPTIONS)
-
-        async def run(args=args):
-            engine = await asyncio.to_thread(AsyncLLM, args.create_engine_config())
-
-            async def one(name, ids):
-                return [each async for each in engine.encode({"prompt_token_ids": ids}, PoolingParams(), name)]
-
-            try:
-                return await asyncio.gather(one("bad", [1, 2, 7]), one("good", [1, 2, 3]), return_exceptions=True)
-            finally:
-                await asyncio.to_thread(engine.shutdown)
-
-        bad, good = asyncio.run(run())
-        assert "hidden states) is not finite" in str(bad), bad
-        assert len(good) == 1, good
+@pytest.mark.parametrize("pooling", ["LAST", "MEAN"])
+def test_states_that_are_not_numbers_fail_their_request_alone(pooling, tmp_path):
+    folder = saved(break_states(make("qwen3", {})), tmp_path)
+    options = OPTIONS | {"runner": "pooling", "pooler_config": {"pooling_type": pooling}}
+    assert_they_fail_alone(folder, "hidden states) is not finite", **options)
 
 
 def test_what_cannot_be_combined_is_refused_by_name(qwen3):
