@@ -304,6 +304,13 @@ def test_what_cannot_be_asked_is_an_error(capsys):
     assert "OTEL_EXPORTER_OTLP_HEADERS" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [["--runner", "pooling"], ["--convert", "classify"]])
+def test_an_engine_that_generates_no_text_is_refused_before_its_model_is_loaded(capsys, monkeypatch, flags):
+    monkeypatch.setattr("rustvllm.engine.llm_engine.LLMEngine.__init__", lambda *_: pytest.fail("it is loaded"))
+    assert trace(["Once upon a time", *flags, "--executor", "sim"]) == 1
+    assert "generates no text" in capsys.readouterr().err
+
+
 SIM = {"executor": "sim", "max_model_len": 64, "num_gpu_blocks_override": 16, "max_num_seqs": 4}
 
 

@@ -163,6 +163,7 @@ class _Scene:
         engine_args = EngineArgs.from_cli_args(args)
         self._params = self._sampling_params()  # before the model, which takes its time
         config = engine_args.create_engine_config("llm_class")
+        config.model.check_task("generate")
         self._adapter = None if args.adapter is None else _adapter_of(config, args.adapter)
         overlap = config.scheduler.async_scheduling
         tracer = make_tracer(
