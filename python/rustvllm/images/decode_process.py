@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
-import socket
-import subprocess
-import sys
 import weakref
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from rustvllm.config.vision import VisionConfig
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.images.decode_worker import CPU_SECONDS, LENGTH_BYTES, MEMORY_BYTES, receive
 from rustvllm.images.tiles import ImageTiles
+from rustvllm.process.restricted_child import end_restricted, start_restricted
+
+if TYPE_CHECKING:
+    import socket
+    import subprocess
 
 WALL_SECONDS: Final = 60.0
 """Time limit of an image on a busy machine."""
-_KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "TZ")
 _PIECE_CHARS: Final = 1 << 18
 
 
@@ -74,17 +74,7 @@ class DecodeProcess:
 
     def _start(self) -> None:
         self.close()
-        self._channel, theirs = socket.socketpair()
-        self._channel.settimeout(WALL_SECONDS)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "rustvllm.images.decode_worker"],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
-                start_new_session=True,  # Ctrl-C in the terminal must reach the server only
-            )
+        self._process, self._channel = start_restricted("rustvllm.images.decode_worker", WALL_SECONDS)
         self._answers = self._channel.makefile("rb")
         self._end = weakref.finalize(self, _end, self._process, self._channel, self._answers)
 
@@ -97,8 +87,5 @@ class DecodeProcess:
 
 def _end(process: subprocess.Popen[bytes], channel: socket.socket, answers: BinaryIO) -> None:
     with contextlib.suppress(OSError):
-        process.kill()
-    process.wait()
-    with contextlib.suppress(OSError):
         answers.close()
-    channel.close()
+    end_restricted(process, channel)

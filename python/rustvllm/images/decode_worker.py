@@ -9,7 +9,6 @@ Orders and answers pass through the socket that is the process's standard input.
 
 import json
 import os
-import resource
 import signal
 import socket
 from typing import Any, BinaryIO, Final
@@ -18,6 +17,7 @@ from rustvllm.config.vision import VisionConfig
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.images.decoding import decode_image, read_data_url
 from rustvllm.images.tiles import make_tiles
+from rustvllm.process.own_limits import limit_this_process
 
 CPU_SECONDS: Final = 10
 """Processor time that one image may take."""
@@ -29,7 +29,7 @@ LENGTH_BYTES: Final = 4
 def main() -> None:
     """Serve orders until the other end closes the socket."""
     channel = socket.socket(fileno=os.dup(0))
-    _limit()
+    limit_this_process(MEMORY_BYTES)
     with channel.makefile("rb") as orders:
         while head := receive(orders):
             url = receive(orders).decode("ascii")
@@ -55,14 +55,6 @@ def _answer(order: dict[str, Any], url: str) -> tuple[dict[str, Any], bytes]:
     except InvalidRequestError as error:
         return {"message": str(error), "param": error.param}, b""
     return {"rows": tiles.rows, "columns": tiles.columns, "digest": tiles.digest.hex()}, tiles.content
-
-
-def _limit() -> None:
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 -- avoids an import of pathlib
-        pages = int(file.read().split()[0])
-    memory = pages * resource.getpagesize() + MEMORY_BYTES
-    for what, limit in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        resource.setrlimit(what, (limit, limit))
 
 
 if __name__ == "__main__":

@@ -8,17 +8,14 @@ no other request. The plain template is part of this program and is rendered in 
 import asyncio
 import contextlib
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.process.restricted_child import end_restricted, start_restricted
 from rustvllm.text.chat_template import PLAIN_CHAT_TEMPLATE, render_chat
 from rustvllm.text.template_worker import CPU_SECONDS, FACTS, LENGTH_BYTES, MAX_TEXT_CHARS, MEMORY_BYTES, TEXT
 
@@ -32,7 +29,6 @@ _MOST_ENDS = 8
 """An order fails after this many processes have ended in all: other orders can end them, too."""
 WALL_SECONDS = 20.0
 """Time limit of an order on a busy machine. An endless loop ends earlier, by the limit on processor time."""
-_KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "TZ")
 _NO_END = "it did not finish"
 _MAX_ANSWER_BYTES = 1 + 4 * MAX_TEXT_CHARS  # a character has four bytes at most
 
@@ -250,18 +246,8 @@ class TemplateProcess:
         Raises:
             OSError: The process cannot be started.
         """
-        self._channel, theirs = socket.socketpair()
-        self._channel.settimeout(WALL_SECONDS)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "rustvllm.text.template_worker"],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
-                start_new_session=True,  # Ctrl-C in the terminal must reach the server only
-            )
-        self._end = weakref.finalize(self, _end, self._process, self._channel)
+        self._process, self._channel = start_restricted("rustvllm.text.template_worker", WALL_SECONDS)
+        self._end = weakref.finalize(self, end_restricted, self._process, self._channel)
 
     @property
     def is_alive(self) -> bool:
@@ -473,10 +459,3 @@ def _too_much(reason: str, param: str = "chat_template") -> InvalidRequestError:
         "or send fewer or shorter messages.",
         param,
     )
-
-
-def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
-    channel.close()
-    with contextlib.suppress(OSError):
-        process.kill()
-    process.wait()

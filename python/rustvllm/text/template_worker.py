@@ -10,7 +10,6 @@ bytes.
 
 import json
 import os
-import resource
 import signal
 import socket
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.process.own_limits import limit_this_process
 from rustvllm.text.chat_template import compile_chat_template, render_chat, walks_through_parts
 
 CPU_SECONDS = 2
@@ -78,7 +78,7 @@ class TemplateWorker:
 def main() -> None:
     """Serve orders until the other end closes the socket."""
     channel = socket.socket(fileno=os.dup(0))
-    _limit()
+    limit_this_process(MEMORY_BYTES)
     worker = TemplateWorker()
     while worker.is_well and (head := _receive(channel, LENGTH_BYTES)):
         order = _receive(channel, int.from_bytes(head, "big"))
@@ -102,14 +102,6 @@ def _receive(channel: socket.socket, size: int) -> bytes:
 
 def _facts(**facts: Any) -> bytes:
     return FACTS + json.dumps(facts).encode()
-
-
-def _limit() -> None:
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 -- avoids an import of pathlib
-        pages = int(file.read().split()[0])
-    memory = pages * resource.getpagesize() + MEMORY_BYTES
-    for what, limit in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        resource.setrlimit(what, (limit, limit))
 
 
 if __name__ == "__main__":
