@@ -31,20 +31,22 @@ def main() -> None:
     channel = socket.socket(fileno=os.dup(0))
     limit_this_process(MEMORY_BYTES)
     with channel.makefile("rb") as orders:
-        while head := receive(orders):
-            url = receive(orders).decode("ascii")
+        while (head := receive(orders)) is not None and (url := receive(orders)) is not None:
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF has no handler here, so it ends the process
-            facts, content = _answer(json.loads(head), url)
+            facts, content = _answer(json.loads(head), url.decode("ascii"))
             signal.setitimer(signal.ITIMER_PROF, 0)
             for part in (json.dumps(facts).encode(), content):
                 channel.sendall(len(part).to_bytes(LENGTH_BYTES, "big"))
                 channel.sendall(part)
 
 
-def receive(stream: BinaryIO) -> bytes:
-    """A part of an order or an answer; empty if the other end has closed the socket."""
+def receive(stream: BinaryIO) -> bytes | None:
+    """A part of an order or an answer; None if the other end has closed the socket before all of it was there."""
     head = stream.read(LENGTH_BYTES)
-    return stream.read(int.from_bytes(head, "big")) if len(head) == LENGTH_BYTES else b""
+    if len(head) < LENGTH_BYTES:
+        return None
+    part = stream.read(size := int.from_bytes(head, "big"))
+    return part if len(part) == size else None
 
 
 def _answer(order: dict[str, Any], url: str) -> tuple[dict[str, Any], bytes]:
@@ -54,6 +56,11 @@ def _answer(order: dict[str, Any], url: str) -> tuple[dict[str, Any], bytes]:
         tiles = make_tiles(decode_image(read_data_url(url, where), where), vision)
     except InvalidRequestError as error:
         return {"message": str(error), "param": error.param}, b""
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- an error of one image must not look like a limit
+        message = f"{where} cannot be made into tiles: {type(error).__name__}: {error!s:.200}"
+        return {"message": message, "param": "image_url"}, b""
     return {"rows": tiles.rows, "columns": tiles.columns, "digest": tiles.digest.hex()}, tiles.content
 
 

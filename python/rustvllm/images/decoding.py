@@ -7,6 +7,8 @@ import binascii
 import io
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from rustvllm.exceptions import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -22,6 +24,18 @@ _MAX_URL_CHARS: Final = 4 * -(-MAX_IMAGE_BYTES // 3)
 _MAX_HEADER_CHARS: Final = 256
 _PIECE_CHARS: Final = 1 << 18
 _WHITE: Final = (255, 255, 255)
+_ORIENTATION: Final = 0x0112
+"""The EXIF tag that says how a photo is to be turned."""
+_TURNS: Final = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+"""Its values → Pillow's names of what makes such a photo upright."""
 
 
 def require_pillow() -> Any:
@@ -49,7 +63,7 @@ def read_data_url(url: str, where: str) -> bytes:
     Raises:
         InvalidRequestError: It is another URL, no base64, or too long.
     """
-    if not url.startswith("data:"):
+    if url[:5].lower() != "data:":
         scheme = url.partition(":")[0] if ":" in url[:32] else "no scheme"
         raise InvalidRequestError(
             f"{where} is a URL with {scheme!r:.40}, and this server does not fetch images: send the image itself as "
@@ -88,13 +102,11 @@ def decode_image(data: bytes, where: str) -> Image:
     """
     if len(data) > MAX_IMAGE_BYTES:
         raise _too_many_bytes(where, len(data))
+    if not data:
+        raise InvalidRequestError(f"{where} is an empty file: send PNG, JPEG, WebP or GIF", "image_url")
     pillow = require_pillow()
     try:
         opened = pillow.open(io.BytesIO(data), formats=FORMATS)
-        check_pixels(opened, where)
-        return as_rgb(opened)
-    except InvalidRequestError:
-        raise
     except pillow.DecompressionBombError:
         raise InvalidRequestError(f"{where} has too many pixels; the limit is {MAX_PIXELS}", "image_url") from None
     except pillow.UnidentifiedImageError:
@@ -102,39 +114,88 @@ def decode_image(data: bytes, where: str) -> Image:
             f"{where} is not an image that this server reads: send PNG, JPEG, WebP or GIF", "image_url"
         ) from None
     except Exception as error:  # decoders raise whatever a broken file makes them raise
-        raise InvalidRequestError(f"{where} cannot be decoded: {error!s:.200}", "image_url") from error
+        raise _cannot_be_decoded(where, error, "image_url") from error
+    return to_rgb(opened, where, "image_url")
 
 
-def check_pixels(image: Image, where: str) -> None:
-    """Refuse an image with too many pixels, which are not decoded yet.
+def to_rgb(image: Image, where: str, param: str) -> Image:
+    """An image in RGB, with its first frame, upright, and on white where it is transparent.
+
+    Args:
+        image: As Pillow has opened it; its pixels may not be decoded yet.
+        where: Names it in messages.
+        param: Likewise, what it came in.
 
     Raises:
-        InvalidRequestError: Names the size and the limit.
+        InvalidRequestError: It is broken or closed, or has too many pixels or a mode that has no colours.
     """
+    try:
+        _check_pixels(image, where, param)
+        return _as_rgb(image)
+    except InvalidRequestError:
+        raise
+    except Exception as error:  # as above
+        raise _cannot_be_decoded(where, error, param) from error
+
+
+def _check_pixels(image: Image, where: str, param: str) -> None:
     width, height = image.size
     if not width or not height:
-        raise InvalidRequestError(f"{where} has no pixels: {width} x {height}", "image_url")
+        raise InvalidRequestError(f"{where} has no pixels: {width} x {height}", param)
     if width * height > MAX_PIXELS:
         raise InvalidRequestError(
             f"{where} has {width} x {height} pixels; the limit is {MAX_PIXELS} in all: send a smaller image",
-            "image_url",
+            param,
         )
 
 
-def as_rgb(image: Image) -> Image:
-    """The first frame in RGB, upright, on white where it is transparent."""
-    from PIL import Image as pillow  # noqa: N813 -- the module is named like the class
-    from PIL import ImageOps
+def _as_rgb(image: Image) -> Image:
+    turn = _turn_of(image)
+    flat = _on_white(image)
+    return flat if turn is None else flat.transpose(turn)
 
-    upright: Image = ImageOps.exif_transpose(image)
-    if upright.mode == "RGB":
-        upright.load()
-        return upright
-    if upright.has_transparency_data:
-        layer = upright.convert("RGBA")
+
+def _turn_of(image: Image) -> Any:
+    """What makes a photo upright, as Pillow's ``Transpose``; None: it is."""
+    from PIL.Image import Transpose
+
+    try:
+        orientation = image.getexif().get(_ORIENTATION)
+        return Transpose[_TURNS[orientation]] if orientation in _TURNS else None
+    except Exception:  # noqa: BLE001 -- broken EXIF spoils no pixel, and broken pixels are an error when they are read
+        return None
+
+
+def _on_white(image: Image) -> Image:
+    from PIL import Image as pillow  # noqa: N813 -- the module is named like the class
+
+    if image.mode == "RGB" and not image.has_transparency_data:
+        image.load()
+        return image
+    if image.mode.startswith("I;16"):
+        image = _in_8_bits(image)
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
         ground = pillow.new("RGBA", layer.size, (*_WHITE, 255))
         return pillow.alpha_composite(ground, layer).convert("RGB")
-    return upright.convert("RGB")
+    return image.convert("RGB")
+
+
+def _in_8_bits(image: Image) -> Image:
+    """Grey of 16 bits in 8; Pillow itself would make everything white that is lighter than a 256th of white."""
+    from PIL import Image as pillow  # noqa: N813 -- as above
+
+    values = np.asarray(image)
+    grey = pillow.fromarray((values >> 8).astype(np.uint8))
+    if isinstance(clear := image.info.get("transparency"), int):
+        grey.putalpha(pillow.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
+    return grey
+
+
+def _cannot_be_decoded(where: str, error: Exception, param: str) -> InvalidRequestError:
+    if isinstance(error, MemoryError):
+        return InvalidRequestError(f"{where} needs more memory than there is: send a smaller image", param)
+    return InvalidRequestError(f"{where} cannot be decoded: {str(error) or type(error).__name__:.200}", param)
 
 
 def _too_many_bytes(where: str, num_bytes: int) -> InvalidRequestError:

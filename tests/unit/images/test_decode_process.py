@@ -72,6 +72,59 @@ def test_a_process_that_ended_is_replaced(process):
     assert process._process is not child
 
 
+def test_a_process_that_is_killed_over_an_image_is_replaced_once(process, monkeypatch):
+    first, ask, pids = process.tiles_of(data_url(picture(1)), WHERE, VISION), process._ask, []
+
+    def killed(head, url):
+        pids.append(process._process.pid)
+        if len(pids) <= num_kills:
+            os.kill(pids[-1], signal.SIGKILL)
+        return ask(head, url)
+
+    monkeypatch.setattr(process, "_ask", killed)
+    num_kills = 1
+    assert process.tiles_of(data_url(picture(1)), WHERE, VISION) == first
+    assert len(set(pids)) == 2
+    num_kills = 4
+    with pytest.raises(
+        InvalidRequestError, match=r"content\[1\] cannot be decoded: .* was ended by SIGKILL: try again"
+    ):
+        process.tiles_of(data_url(picture(1)), WHERE, VISION)
+    assert len(set(pids)) == 3
+    assert process.tiles_of(data_url(picture(1)), WHERE, VISION) == first
+
+
+def test_half_an_answer_is_none(process):
+    """A process that ends within its answer must not give the engine half of an image."""
+    process.tiles_of(data_url(picture(1)), WHERE, VISION)
+    facts = b'{"rows": 0, "columns": 0, "digest": "00"}'
+    answers = [facts[:9], facts, facts + (5).to_bytes(4, "big") + b"half"]
+    for answer in answers:
+        process._answers = io.BytesIO(len(facts).to_bytes(4, "big") + answer)
+        with pytest.raises(EOFError):
+            process._ask(b"{}", "")
+
+
+def test_an_interrupted_image_leaves_no_answer_to_the_next(process, monkeypatch):
+    tiles = [process.tiles_of(data_url(picture(seed)), WHERE, VISION) for seed in (1, 2)]
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decode_process, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            process.tiles_of(data_url(picture(1)), WHERE, VISION)
+    assert process.tiles_of(data_url(picture(2)), WHERE, VISION) == tiles[1] != tiles[0]
+
+
+def test_what_is_wrong_with_the_tiles_is_said(process):
+    wrong = dataclasses.replace(VISION, resample=77)
+    with pytest.raises(InvalidRequestError, match=r"cannot be made into tiles: ValueError: Unknown resampling filter"):
+        process.tiles_of(data_url(picture(1)), WHERE, wrong)
+    assert process.tiles_of(data_url(picture(1)), WHERE, VISION).rows
+
+
 def test_an_image_that_takes_too_much_ends_the_process(process):
     process.tiles_of(data_url(picture(1)), WHERE, VISION)
     child = process._process

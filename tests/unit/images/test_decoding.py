@@ -13,6 +13,7 @@ from rustvllm.images import decoding
 from rustvllm.images.decoding import decode_image, read_data_url
 
 Image = pytest.importorskip("PIL.Image", reason="images need Pillow (the extra rustvllm[vision])")
+ImageOps = pytest.importorskip("PIL.ImageOps")
 WHERE = "messages[0].content[1]"
 
 
@@ -43,10 +44,25 @@ def test_other_modes_become_rgb(mode):
     assert decode_image(encoded(image, "JPEG" if mode == "CMYK" else "PNG"), WHERE).mode == "RGB"
 
 
+@pytest.mark.parametrize("clear", [None, 40_000])
+def test_grey_of_16_bits_keeps_its_shades(clear):
+    values = np.array([[0, 255, 256, 40_000, 65_535]], np.uint16)
+    data = encoded(Image.fromarray(values), "PNG")
+    assert Image.open(io.BytesIO(data)).mode.startswith("I;16")
+    if clear is not None:
+        data = data[:33] + chunk(b"tRNS", struct.pack(">H", clear)) + data[33:]  # behind the head
+    found = np.asarray(decode_image(data, WHERE))
+    assert found[0].tolist() == [[shade] * 3 for shade in (0, 0, 1, 156 if clear is None else 255, 255)]
+
+
 def test_transparency_is_on_white():
     image = Image.new("RGBA", (2, 1), (0, 0, 255, 0))
     image.putpixel((1, 0), (0, 0, 0, 255))
     assert np.asarray(decode_image(encoded(image, "PNG"), WHERE)).tolist() == [[[255, 255, 255], [0, 0, 0]]]
+    image = Image.new("RGB", (2, 1), (0, 0, 255))
+    image.putpixel((1, 0), (0, 0, 0))
+    data = encoded(image, "PNG", transparency=(0, 0, 255))
+    assert np.asarray(decode_image(data, WHERE)).tolist() == [[[255, 255, 255], [0, 0, 0]]]
 
 
 def test_an_animation_is_its_first_frame():
@@ -59,18 +75,35 @@ def test_an_animation_is_its_first_frame():
         assert blue < 16
 
 
-def test_a_photo_is_turned_upright():
-    image, exif = picture(size=(6, 4)), Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees
-    assert decode_image(encoded(image, "JPEG", exif=exif), WHERE).size == (4, 6)
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_photo_is_turned_upright_as_pillow_does_it(orientation, kind):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(picture(size=(6, 4)), kind, exif=exif)
+    opened = Image.open(io.BytesIO(data))
+    assert opened.getexif()[0x0112] == orientation
+    upright = ImageOps.exif_transpose(opened)
+    assert (upright.size == (4, 6)) is (orientation in range(5, 9))
+    assert np.array_equal(np.asarray(decode_image(data, WHERE)), np.asarray(upright))
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+@pytest.mark.parametrize("exif", [b"garbage", b"II*\0", b"II*\0\xff\xff\xff\xff", b"MM\0*\0\0\0\x08\xff\xff"])
+def test_broken_exif_spoils_no_image(exif):
+    image = picture()
+    data = encoded(image, "PNG")
+    data = data[:33] + chunk(b"eXIf", exif) + data[33:]
+    assert np.array_equal(np.asarray(decode_image(data, WHERE)), np.asarray(image))
+    assert decode_image(encoded(image, "JPEG", exif=b"Exif\0\0" + exif), WHERE).size == image.size
+
+
+def chunk(kind, body):
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
 def png_of(width, height):
     """The head of a PNG that claims a size, and nothing of its pixels."""
-
-    def chunk(kind, body):
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
@@ -78,7 +111,6 @@ def png_of(width, height):
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        (b"", "is not an image that this server reads: send PNG, JPEG, WebP or GIF"),
         (b"no image", "is not an image that this server reads"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is not an image that this server reads"),
         (encoded(picture(), "BMP"), "is not an image that this server reads"),
@@ -88,6 +120,7 @@ def png_of(width, height):
         (png_of(9, 9), "cannot be decoded"),
         (png_of(8000, 8000), "has 8000 x 8000 pixels; the limit is 50000000 in all: send a smaller image"),
         (png_of(30000, 30000), "has too many pixels; the limit is 50000000"),
+        (b"", "is an empty file: send PNG, JPEG, WebP or GIF"),
         (bytes(decoding.MAX_IMAGE_BYTES + 1), "has 20971521 bytes; the limit is 20971520: send a smaller image"),
     ],
 )
@@ -98,6 +131,37 @@ def test_what_is_refused(data, match):
     assert caught.value.param == "image_url"
 
 
+def broken(how):
+    """An image as a caller of Python may have it."""
+    if how == "truncated":
+        return Image.open(io.BytesIO(encoded(picture(size=(64, 64)), "PNG")[:600]))
+    if how == "closed":
+        image = Image.open(io.BytesIO(encoded(picture(), "PNG")))
+        image.close()
+        return image
+    return Image.new(how, (4, 4))
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ("truncated", "image 2 cannot be decoded: .*truncated"),
+        ("closed", "image 2 cannot be decoded: Operation on closed image"),
+        ("La", "image 2 cannot be decoded: conversion from La"),
+    ],
+)
+def test_images_of_python_that_are_broken(how, match):
+    with pytest.raises(InvalidRequestError, match=match) as caught:
+        decoding.to_rgb(broken(how), "image 2", "prompt")
+    assert caught.value.param == "prompt"
+
+
+def test_an_image_that_needs_more_memory_than_there_is(monkeypatch):
+    monkeypatch.setattr(decoding, "_on_white", lambda _: bytes(1 << 60))
+    with pytest.raises(InvalidRequestError, match="needs more memory than there is: send a smaller image"):
+        decode_image(encoded(picture(), "PNG"), WHERE)
+
+
 def test_data_urls(monkeypatch):
     data = bytes(range(256)) * 5
     text = base64.b64encode(data).decode()
@@ -105,6 +169,7 @@ def test_data_urls(monkeypatch):
         monkeypatch.setattr(decoding, "_PIECE_CHARS", size)
         assert read_data_url("data:image/png;base64," + text, WHERE) == data
         assert read_data_url("data:;BASE64," + text, WHERE) == data
+        assert read_data_url("Data:image/png;charset=utf-8; base64 ," + text, WHERE) == data
 
 
 @pytest.mark.parametrize(

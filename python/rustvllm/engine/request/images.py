@@ -14,7 +14,7 @@ from rustvllm import _core
 from rustvllm.config import ModelConfig
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.images.decode_process import DecodeProcess
-from rustvllm.images.decoding import as_rgb, check_pixels, decode_image, read_data_url, require_pillow
+from rustvllm.images.decoding import decode_image, read_data_url, require_pillow, to_rgb
 from rustvllm.images.expansion import ImageTokens, MultimodalSpan
 from rustvllm.images.tiles import ImageTiles, make_tiles
 from rustvllm.text.tokenizer import Tokenizer
@@ -154,5 +154,4 @@ def _decoded(image: object, name: str) -> Any:
     pillow = require_pillow()
     if not isinstance(image, pillow.Image):
         raise InvalidRequestError(f"{name} must be a PIL.Image.Image, got {type(image).__name__}", "prompt")
-    check_pixels(image, name)
-    return as_rgb(image)
+    return to_rgb(image, name, "prompt")
