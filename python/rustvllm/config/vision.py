@@ -46,7 +46,7 @@ _TOWERS: Final = ("clip_vision_model", "siglip_vision_model")
 """The ``model_type`` that LLaVA's vision tower may have."""
 _MEAN, _STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_BICUBIC, _LANCZOS = 3, 1
+_BICUBIC, _LANCZOS, _LAST_FILTER = 3, 1, 5
 """Pillow's numbers of filters, which are those of the files."""
 
 
@@ -166,7 +166,7 @@ def read_vision(
         "rescale_factor": numbers.number("rescale_factor", 1 / 255),
         "image_mean": numbers.channels("image_mean", _CLIP_MEAN if is_clip else _MEAN),
         "image_std": numbers.channels("image_std", _CLIP_STD if is_clip else _STD),
-        "resample": numbers.integer("resample", _BICUBIC if how == SINGLE else _LANCZOS, least=0),
+        "resample": numbers.integer("resample", _BICUBIC if how == SINGLE else _LANCZOS, least=0, most=_LAST_FILTER),
         "max_images": DEFAULT_MAX_IMAGES if most is None else most,
     }
     if side % patch:
@@ -324,11 +324,12 @@ class _Numbers:
     values: Mapping[str, Any]
     file: Path
 
-    def integer(self, name: str, default: int, *, least: int = 1) -> int:
+    def integer(self, name: str, default: int, *, least: int = 1, most: int = 2**31 - 1) -> int:
         value = self.values.get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**31 - 1:
-            raise ModelLoadError(f"{self.file}: {name} must be an integer of at least {least}, got {value!r:.80}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            limits = f"of at least {least}" if most == 2**31 - 1 else f"from {least} to {most}"
+            raise ModelLoadError(f"{self.file}: {name} must be an integer {limits}, got {value!r:.80}")
         return value
 
     def number(self, name: str, default: float) -> float:

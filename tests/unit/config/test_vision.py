@@ -70,6 +70,9 @@ def test_the_newer_file(tmp_path):
         ),
         (LLAVA, SMOL, "image_processor_type is 'SmolVLMImageProcessor'; for LlavaForConditionalGeneration rustvllm"),
         (SMOLVLM, CLIP, "image_processor_type is 'CLIPImageProcessor'; for SmolVLM"),
+        (LLAVA, {**CLIP, "resample": 6}, "resample must be an integer from 0 to 5, got 6"),
+        (LLAVA, {**CLIP, "rescale_factor": float("nan")}, "rescale_factor must be a positive number, got nan"),
+        (LLAVA, {**CLIP, "image_std": [1, float("nan"), 1]}, "image_std must be 3 numbers"),
         (LLAVA, {**CLIP, "do_resize": False}, "do_resize must be true, got False"),
         (LLAVA, {**CLIP, "do_pad": True}, "do_pad is not supported yet"),
         (LLAVA, {**CLIP, "image_mean": [1, 2]}, r"image_mean must be 3 numbers, got \[1, 2\]"),
@@ -140,6 +143,16 @@ def folder(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAVA))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(CLIP))
     return tmp_path
+
+
+def test_a_token_of_images_that_is_not_in_the_vocabulary_is_refused(folder):
+    vocab_size = 90
+    (folder / "config.json").write_text(
+        json.dumps(LLAVA | {"image_token_index": vocab_size, "text_config": LLAVA["text_config"] | {"vocab_size": 90}})
+    )
+    args = EngineArgs(model=str(folder), load_format="dummy", skip_tokenizer_init=True, device="cpu")
+    with pytest.raises(ModelLoadError, match=r"token of images has the id 90, which is not in the vocabulary \(0"):
+        args.create_engine_config()
 
 
 @pytest.mark.parametrize(
