@@ -156,7 +156,7 @@ class InputProcessor:
 
         Raises:
             InvalidRequestError: As :meth:`process` does.
-            QueueFullError: Too much text waits to be tokenised.
+            QueueFullError: Too much text waits to be tokenised, or too many images to be decoded.
         """
         asked = self._read(prompt, params, priority, tenant)
         ids, text = asked.ids, asked.given.text or ""

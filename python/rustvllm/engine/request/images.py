@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
 from rustvllm import _core
 from rustvllm.config import ModelConfig
-from rustvllm.exceptions import InvalidRequestError
+from rustvllm.exceptions import InvalidRequestError, QueueFullError
 from rustvllm.images.decode_process import DecodeProcess
 from rustvllm.images.decoding import decode_image, read_data_url, require_pillow, to_rgb
 from rustvllm.images.expansion import ImageTokens, MultimodalSpan
@@ -21,6 +22,10 @@ from rustvllm.text.tokenizer import Tokenizer
 
 NUM_THREADS: Final = 2
 """Images that are decoded at the same time in a process; further ones wait."""
+MAX_WAITING_IMAGES: Final = 1024
+"""Most images of all requests whose images wait in a process or are being decoded."""
+MAX_WAITING_CHARS: Final = 512 << 20
+"""Most characters of their URLs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +47,60 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(NUM_THREADS, "images")
 
 
+class WaitingImages:
+    """Counts the images of requests that wait for their images."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_images = self._num_chars = 0
+
+    @contextmanager
+    def counting(self, num_images: int, num_chars: int) -> Iterator[None]:
+        """Count the images of a request meanwhile.
+
+        Raises:
+            QueueFullError: There are too many with those that wait. Alone, a request with any images is let in.
+        """
+        with self._lock:
+            images, chars = self._num_images + num_images, self._num_chars + num_chars
+            if self._num_images and (images > MAX_WAITING_IMAGES or chars > MAX_WAITING_CHARS):
+                raise QueueFullError(
+                    f"{self._num_images} images with {self._num_chars} characters wait to be decoded; {num_images} "
+                    f"more with {num_chars} would exceed the limit of {MAX_WAITING_IMAGES} images or "
+                    f"{MAX_WAITING_CHARS} characters: try again later"
+                )
+            self._num_images, self._num_chars = images, chars
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_images -= num_images
+                self._num_chars -= num_chars
+
+
+_waiting = WaitingImages()
+
+
 async def place_off_loop(
     reader: PromptImages, ids: _core.TokenIds, images: Sequence[object]
 ) -> tuple[_core.TokenIds, list[MultimodalSpan]]:
-    """:meth:`PromptImages.place` in one of a few threads, while the event loop continues."""
-    return await asyncio.get_running_loop().run_in_executor(_threads(), reader.place_elsewhere, ids, images)
+    """:meth:`PromptImages.place` in one of a few threads, while the event loop continues.
+
+    If this is cancelled, images of the request that still wait are not decoded.
+
+    Raises:
+        InvalidRequestError: As there.
+        QueueFullError: Too many images wait.
+    """
+    num_chars = sum(len(image.url) for image in images if isinstance(image, EncodedImage))
+    has_left = threading.Event()
+    with _waiting.counting(len(images), num_chars):
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                _threads(), reader.place_elsewhere, ids, images, has_left
+            )
+        finally:
+            has_left.set()
 
 
 class _OfThread(threading.local):
@@ -127,19 +181,35 @@ class PromptImages:
         return self._place(ids, images, None)
 
     def place_elsewhere(
-        self, ids: _core.TokenIds, images: Sequence[object]
+        self, ids: _core.TokenIds, images: Sequence[object], has_left: threading.Event
     ) -> tuple[_core.TokenIds, list[MultimodalSpan]]:
-        """:meth:`place`, with the images of messages decoded in a process of this thread's."""
-        return self._place(ids, images, _of_thread.process)
+        """:meth:`place`, with the images of messages decoded in a process of this thread's.
+
+        Args:
+            ids: As there.
+            images: Likewise.
+            has_left: Set when the caller has gone.
+
+        Raises:
+            InvalidRequestError: As there.
+            CancelledError: ``has_left`` was set before all images were decoded.
+        """
+        return self._place(ids, images, _of_thread.process, has_left)
 
     def _place(
-        self, ids: _core.TokenIds, images: Sequence[object], process: DecodeProcess | None
+        self,
+        ids: _core.TokenIds,
+        images: Sequence[object],
+        process: DecodeProcess | None,
+        has_left: threading.Event | None = None,
     ) -> tuple[_core.TokenIds, list[MultimodalSpan]]:
         assert self._vision is not None
         assert self._tokens is not None
         self._tokens.check_count(ids, len(images))
         tiles: list[ImageTiles] = []
         for index, image in enumerate(images):
+            if has_left is not None and has_left.is_set():
+                raise CancelledError
             if process is not None and isinstance(image, EncodedImage):
                 require_pillow()
                 tiles.append(process.tiles_of(image.url, image.where, self._vision))

@@ -263,7 +263,7 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
     usage = face.new_usage()
     stream = _stream(face, header, usage) if request.stream else None
     try:
-        generation = await Generation.start(
+        starting = Generation.start(
             state,
             model,
             prompts,
@@ -276,6 +276,12 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
             lora_request=model.adapter_request(name),
             ends_after_call=face.ends_after_call,
         )
+        if any(
+            "multi_modal_data" in prompt for prompt in prompts
+        ):  # images take long, and a client may leave meanwhile
+            generation = await until_disconnect(raw_request.receive, starting)
+        else:
+            generation = await starting
     except InvalidRequestError as error:
         raise face.as_sent(error) from None
     if stream is not None:
