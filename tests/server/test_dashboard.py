@@ -204,6 +204,7 @@ async def test_an_engine_that_is_late_or_dead_is_told_and_comes_back(quick):
         engine.errored, engine.query_failure = False, None
         state = await until(lambda state: "state" in state["engines"][0])
         assert state["server"]["serves"]
+        assert state["server"]["task"] == "generate"
 
 
 async def test_a_state_that_cannot_be_told_ends_the_stream_and_is_logged(quick, caplog):

@@ -162,6 +162,7 @@ function show(state) {
   shown = state;
   const { server, engines } = state;
   byId('model').textContent = server.models[0];
+  offer(server.task);
   byId('version').textContent = `version ${server.version} · up ${formatDuration(server.uptime_seconds)}`;
   document.title = `${server.models[0]} · rustvllm`;
   for (const engine of engines) if (engine.state) remember(engine);

@@ -1,10 +1,46 @@
-// The playground: streams a chat or a completion, with the request's journey beside it.
+// The playground: streams a chat or a completion, or shows the vector or the class of a text, next to the request's
+// journey.
 
 const MAX_JOURNEY_ROWS = 400;
 const DEFAULT_COMPLETION = 256; // tokens; of a chat: all that the context has room for, or this in a long context
 const DEFAULT_CHAT = 2048;
 let conversation = []; // of the chat: {messages, tokens} of each turn
 let flight = null; // {abort, stopped} of the request under way
+
+// What a server's engines do (`task` of its state) → what the playground offers there.
+const TASKS = {
+  generate: { endpoints: ['chat', 'completion'], hint: 'Ask something, for example: Tell me a story about a fox.', empty: 'Ask something.' },
+  embed: { endpoints: ['embedding'], hint: 'A text whose vector you want, for example: The sea was calm.', empty: 'Send a text: its vector comes here.' },
+  classify: { endpoints: ['classification'], hint: 'A text to classify, for example: The sea was calm.', empty: 'Send a text: its class comes here.' },
+};
+const MAX_SHOWN_NUMBERS = 12;
+
+// Endpoints that answer with a vector of a text: their paths, how their ids begin, and what is shown of an answer.
+const POOLED = {
+  embedding: {
+    path: 'v1/embeddings', prefix: 'embd-',
+    said: ({ embedding }) => `${embedding.length} numbers: ${someNumbers(embedding)}`,
+  },
+  classification: {
+    path: 'classify', prefix: 'classify-',
+    said: ({ label, probs }) => `${label}: ${shortNumber(Math.max(...probs))}${probs.length > 1 ? `\nall ${probs.length} labels: ${someNumbers(probs)}` : ''}`,
+  },
+};
+
+const shortNumber = (number) => String(Number(number.toPrecision(4)));
+const someNumbers = (numbers) => numbers.slice(0, MAX_SHOWN_NUMBERS).map(shortNumber).join(', ') + (numbers.length > MAX_SHOWN_NUMBERS ? ', …' : '');
+
+// Offers what the server's engines do.
+function offer(task) {
+  const form = byId('ask'), { endpoints, hint, empty } = TASKS[task];
+  if (form.dataset.task === task) return;
+  form.dataset.task = task;
+  byId('endpoint').replaceChildren(...endpoints.map((name) => element('option', { value: name }, name)));
+  byId('parameters').hidden = task !== 'generate'; // they are those of generated text
+  byId('prompt').placeholder = hint;
+  const note = byId('conversation').querySelector('.empty');
+  if (note && task !== 'generate') note.textContent = empty;
+}
 
 const numberIn = (id) => (byId(id).value === '' ? undefined : Number(byId(id).value));
 
@@ -58,6 +94,7 @@ function responseFormat(text) {
 }
 
 function bodyOf(prompt, id) {
+  if (byId('endpoint').value in POOLED) return { model: shown?.server.models[0], input: prompt, request_id: id };
   const isChat = byId('endpoint').value === 'chat', stop = byId('stop-text').value;
   const body = {
     model: shown?.server.models[0],
@@ -75,26 +112,30 @@ function bodyOf(prompt, id) {
 }
 
 async function send(prompt) {
-  const abort = new AbortController(), isChat = byId('endpoint').value === 'chat';
+  const abort = new AbortController(), endpoint = byId('endpoint').value, isChat = endpoint === 'chat', pooled = POOLED[endpoint];
   flight = { abort, stopped: false };
   byId('send').disabled = true;
   byId('stop').disabled = false;
   byId('usage').textContent = '';
   const id = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, '0')).join('');
-  turn(isChat ? 'you' : 'prompt', prompt);
+  turn(isChat ? 'you' : pooled ? 'text' : 'prompt', prompt);
   const forgotten = isChat ? forgetOldest(prompt) : 0;
   if (forgotten) turn('note', `The context of ${shown.server.max_model_len} tokens is full: the oldest ${forgotten === 1 ? 'turn is' : `${forgotten} turns are`} left out.`, 'note');
-  const answer = turn(isChat ? 'model' : 'completion', '', 'live');
+  const answer = turn(isChat ? 'model' : endpoint, '', 'live');
   let text = '', isThinking = false;
   const clock = { sent: 0, first: 0, last: 0, tokens: 0, finish: '', usage: null };
   try {
-    await watchJourney(`${isChat ? 'chatcmpl-' : 'cmpl-'}${id}`, abort.signal);
+    await watchJourney(`${pooled ? pooled.prefix : isChat ? 'chatcmpl-' : 'cmpl-'}${id}`, abort.signal);
     clock.sent = performance.now();
-    const response = await fetch(address(isChat ? 'v1/chat/completions' : 'v1/completions'), {
+    const response = await fetch(address(pooled ? pooled.path : isChat ? 'v1/chat/completions' : 'v1/completions'), {
       method: 'POST', headers: headers({ 'Content-Type': 'application/json' }), body: JSON.stringify(bodyOf(prompt, id)), signal: abort.signal,
     });
     if (!response.ok) throw new Error(await errorOf(response));
-    await readEvents(response, (_, data) => {
+    if (pooled) {
+      const { data: [first], usage } = await response.json();
+      answer.add(pooled.said(first));
+      Object.assign(clock, { first: performance.now(), usage });
+    } else await readEvents(response, (_, data) => {
       if (data === '[DONE]') return;
       const { choices, usage, error } = JSON.parse(data);
       if (error) throw new Error(error.message);
@@ -141,9 +182,10 @@ function noteLength(words, usage) {
 
 function showUsage({ sent, first, last, finish, usage }) {
   const parts = [];
-  if (first) parts.push(`first token after ${formatTime((first - sent) * 1e6)}`);
+  const isText = (byId('ask').dataset.task ?? 'generate') === 'generate';
+  if (first) parts.push(`${isText ? 'first token' : 'answer'} after ${formatTime((first - sent) * 1e6)}`);
   if (usage) {
-    parts.push(`${usage.prompt_tokens} + ${usage.completion_tokens} tokens`);
+    parts.push(isText ? `${usage.prompt_tokens} + ${usage.completion_tokens} tokens` : `${usage.prompt_tokens} tokens`);
     if (last > first && usage.completion_tokens > 1) parts.push(`${formatNumber(((usage.completion_tokens - 1) * 1000) / (last - first))} tokens/s`);
   }
   if (finish) parts.push(finish === 'length' ? `stopped at ${usage?.completion_tokens ?? '?'} tokens` : finish);
@@ -173,7 +215,7 @@ byId('stop').addEventListener('click', stop);
 addEventListener('keydown', (event) => { if (event.key === 'Escape') stop(); });
 byId('clear').addEventListener('click', () => {
   conversation = [];
-  byId('conversation').replaceChildren(element('p', { class: 'empty' }, 'Ask something.'));
+  byId('conversation').replaceChildren(element('p', { class: 'empty' }, TASKS[byId('ask').dataset.task ?? 'generate'].empty));
   byId('usage').textContent = '';
 });
 

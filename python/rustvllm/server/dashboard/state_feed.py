@@ -122,6 +122,7 @@ class StateFeed:
                 "serves": serves,
                 "status": self._state.status.value if self._is_over else health["status"],
                 "models": model.names,
+                "task": model.task,
                 "version": rustvllm.__version__,
                 "num_viewers": self._num_viewers,
                 "max_model_len": model.max_model_len,
