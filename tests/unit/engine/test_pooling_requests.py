@@ -58,7 +58,7 @@ async def test_a_text_that_is_cut_keeps_what_the_tokenizer_puts_behind_it(before
     tokenizer = Tokenizer(before, behind)
     assert num_appended_tokens(tokenizer) == len(behind)
     made, whole = processor(tokenizer), [*before, *b"abcdefghij", *behind]
-    for keep in (6, 9, -1):
+    for keep in (max(1, len(behind)), 6, 9, -1):
         params = PoolingParams(truncate_prompt_tokens=keep)
         size = min(len(whole), 16 if keep == -1 else keep)
         expected = whole if size == len(whole) else [*whole[: size - len(behind)], *behind]

@@ -284,7 +284,7 @@ class PromptIds:
             raise InvalidRequestError(
                 f"{self.context_length()}, but truncate_prompt_tokens is {keep}.", "truncate_prompt_tokens"
             )
-        if keep is not None and len(ids) > keep > num_kept_at_end > 0:
+        if keep is not None and len(ids) > keep >= num_kept_at_end > 0:
             start, end = ids[: keep - num_kept_at_end], ids[len(ids) - num_kept_at_end :]
             ids = _core.TokenIds([*start, *end])
         elif keep is not None and len(ids) > keep:
