@@ -199,6 +199,7 @@ WRONG_PAIRS = [
     ({"text_1": "a", "text_2": "b", "chat_template_kwargs": {"messages": 7}}, "chat_template_kwargs", "messages"),
     ({"text_1": "a", "text_2": "b", "max_tokens_per_doc": 5}, "max_tokens_per_doc", "truncate_prompt_tokens"),
     ({"text_1": "a", "text_2": "b", "padding": "max_length"}, "padding", "not supported yet"),
+    ({"text_1": "a", "text_2": "b", "dimensions": "x"}, "dimensions", "POST /v1/embeddings takes it"),
 ]
 WRONG_RANKS = [
     ({"documents": ["a"]}, "query", "is required"),
@@ -249,6 +250,7 @@ async def test_wrong_inputs_of_classes_are_those_of_embeddings():
             ({"input": [1] * 513}, "input_tokens", "at most 512 fit"),
             ({"input": "a", "messages": [{"role": "user"}]}, "messages", "send texts as input"),
             ({"input": "a", "task": "embed"}, "task", "POST /v1/embeddings makes embeddings"),
+            ({"input": "a", "dimensions": 2}, "dimensions", "POST /v1/embeddings takes it"),
         ):
             assert_error(await client.post("/classify", json=body), 400, "BadRequestError", param=param, says=(says,))
 

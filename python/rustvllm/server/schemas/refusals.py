@@ -115,6 +115,7 @@ MESSAGES_REFUSALS: Refusals = {
     "output_format": (_nothing, "send output_config with format"),
 }
 _POOLED: Refusals = {
+    "dimensions": (_nothing, "POST /v1/embeddings takes it"),
     "normalize": (_nothing, "it is called use_activation"),
     "padding": (_no_padding, "a text is computed as it is"),
     "mm_processor_kwargs": (_nothing, "texts alone are classified and scored"),

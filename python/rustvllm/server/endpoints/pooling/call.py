@@ -13,7 +13,7 @@ from rustvllm.server.answers.usage import UsageCounter
 from rustvllm.server.endpoints.pipeline import tenant_of
 from rustvllm.server.errors import UnavailableError
 from rustvllm.server.http.front_door import ARRIVAL_NS
-from rustvllm.server.schemas.protocol import PooledRequest
+from rustvllm.server.schemas.protocol import EmbeddingRequest, PooledRequest
 from rustvllm.server.state import ServedModel, ServerState
 from rustvllm.server.stream.generation import Generation, new_request_id, until_disconnect
 
@@ -63,7 +63,7 @@ class PooledCall:
         name = model.resolve_name(request.model)
         model.check_task(task)
         params = PoolingParams(
-            dimensions=getattr(request, "dimensions", None),
+            dimensions=request.dimensions if isinstance(request, EmbeddingRequest) else None,
             use_activation=request.use_activation,
             truncate_prompt_tokens=request.truncate_prompt_tokens,
             truncation_side=request.truncation_side,
