@@ -224,9 +224,37 @@ async def test_what_is_wrong_is_named(options):
                 status, kind = (404, "NotFoundError") if says == "does not exist" else (400, "BadRequestError")
                 assert_error(answer, status, kind, param=param, says=(says,))
         empty = {"text_1": "", "text_2": ""}
-        assert_error(await client.post("/score", json=empty), 400, "BadRequestError", param="text_2", says=("empty",))
+        param = "text_1" if options is EMBED else "text_2"
+        assert_error(await client.post("/score", json=empty), 400, "BadRequestError", param=param, says=("empty",))
         assert (await engine.current_stats())["num_running"] == 0
         await scores_of(client, "/score", {"text_1": "a", "text_2": "b", "max_tokens_per_doc": 0, "unknown": 1})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "says"),
+    [
+        ("/rerank", {"query": "", "documents": ["a", "b"]}, "query", "query: the prompt is empty"),
+        ("/rerank", {"query": "a", "documents": [""]}, "documents", "documents: the prompt is empty"),
+        (
+            "/rerank",
+            {"query": "a", "documents": ["a", "b", "b", ""]},
+            "documents",
+            "element 3 of documents: the prompt is",
+        ),
+        ("/score", {"text_1": ["a", ""], "text_2": ["b", "c"]}, "text_1", "element 1 of text_1: the prompt is empty"),
+        ("/score", {"text_1": "", "text_2": ""}, "text_1", "text_1: the prompt is empty"),
+        (
+            "/score",
+            {"data_1": "a", "data_2": ["a", "x " * 600]},
+            "input_tokens",
+            "element 1 of data_2: This model's maximum",
+        ),
+    ],
+)
+async def test_a_text_without_a_vector_is_named_where_the_request_has_it(path, body, param, says):
+    async with pooling(EMBED) as (client, _):
+        assert_error(await client.post(path, json=body), 400, "BadRequestError", param=param, says=(says,))
+        await scores_of(client, "/score", {"text_1": "a", "text_2": ["a", "b"]})
 
 
 async def test_pairs_that_would_take_too_much_memory_are_refused_before_they_are_made():

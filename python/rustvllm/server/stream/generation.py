@@ -32,7 +32,7 @@ _TURN_SECONDS = 0.001
 _TASKS_AT_ONCE = 64
 """Tasks that are begun or ended in one go: a millisecond of work."""
 
-_OF_ONE_PROMPT = ("prompt", "input_tokens")
+OF_ONE_PROMPT = ("prompt", "input_tokens")
 """What errors are named after that concern one prompt of several."""
 
 PromptOutput = tuple[int, RequestOutput]
@@ -58,6 +58,20 @@ def new_request_id(prefix: str, request: Request, requested: str | None) -> str:
     if noted is not None:
         noted.text = own
     return prefix + own
+
+
+class WrongElementError(InvalidRequestError):
+    """One of several prompts is wrong.
+
+    Attributes:
+        index: Of the prompt.
+        reason: What is wrong with it, without saying which it is.
+    """
+
+    def __init__(self, index: int, error: InvalidRequestError) -> None:
+        super().__init__(f"element {index} of the list: {error}", error.param)
+        self.index = index
+        self.reason = str(error)
 
 
 class StreamSinks(Protocol):
@@ -140,9 +154,9 @@ class Generation:
                         ends_after_call=ends_after_call,
                     )
                 except InvalidRequestError as error:
-                    if len(prompts) == 1 or error.param not in _OF_ONE_PROMPT:
+                    if len(prompts) == 1 or error.param not in OF_ONE_PROMPT:
                         raise
-                    raise InvalidRequestError(f"element {index} of the list: {error}", error.param) from None
+                    raise WrongElementError(index, error) from None
                 generation._add(engine_id, stream)
                 if sinks is not None:
                     sinks.begin(index, stream.prompt_ids)

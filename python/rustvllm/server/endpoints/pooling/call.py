@@ -1,5 +1,6 @@
 """Requests whose prompts end with a vector each: embeddings, classes and scores hand them to the engine alike."""
 
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,13 @@ from rustvllm.server.errors import UnavailableError
 from rustvllm.server.http.front_door import ARRIVAL_NS
 from rustvllm.server.schemas.protocol import EmbeddingRequest, PooledRequest
 from rustvllm.server.state import ServedModel, ServerState
-from rustvllm.server.stream.generation import Generation, new_request_id, until_disconnect
+from rustvllm.server.stream.generation import (
+    OF_ONE_PROMPT,
+    Generation,
+    WrongElementError,
+    new_request_id,
+    until_disconnect,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,13 +84,15 @@ class PooledCall:
         return self.state.model
 
     async def run(
-        self, prompts: "list[PromptType]", param: str
+        self, prompts: "list[PromptType]", param: str, place_of: Callable[[int], tuple[str, str]] | None = None
     ) -> "tuple[list[npt.NDArray[np.float32]], dict[str, Any]]":
         """The vector of each prompt, and the ``usage`` of all; a client that leaves ends them.
 
         Args:
             prompts: Each is a request of its own for the engine.
             param: The field that they are made of, which errors name.
+            place_of: Gives the field that the prompt with an index comes from, and the place there in words, where that
+                is not the element of ``param`` with this index.
 
         Raises:
             InvalidRequestError: A prompt is wrong.
@@ -104,9 +113,13 @@ class PooledCall:
                 lora_request=self.lora_request,
             )
         except InvalidRequestError as error:
-            if error.param == "prompt":
-                raise InvalidRequestError(str(error), param) from None
-            raise
+            text = str(error)
+            is_of_one = isinstance(error, WrongElementError) or (len(prompts) == 1 and error.param in OF_ONE_PROMPT)
+            if place_of is not None and is_of_one:
+                index, reason = (error.index, error.reason) if isinstance(error, WrongElementError) else (0, text)
+                param, place = place_of(index)
+                text = f"{place}: {reason}"
+            raise InvalidRequestError(text, param if error.param == "prompt" else error.param) from None
         async with aclosing(generation):
             collected = generation.collect(len(prompts), 1)
             outputs, _ = await until_disconnect(self.raw_request.receive, collected)

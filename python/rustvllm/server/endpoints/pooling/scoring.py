@@ -61,7 +61,13 @@ async def _scores(
     if model.classifier is None:
         texts = await at_size(raw_request, lambda: list(dict.fromkeys(text for pair in pairs for text in pair)))
         prompts = [salted(text, request.cache_salt) for text in texts]
-        made_vectors, usage = await call.run(prompts, names[1])
+
+        def place_of(index: int) -> tuple[str, str]:
+            """Where a text was first found in the request."""
+            name, given = (names[0], firsts) if texts[index] in firsts else (names[1], seconds)
+            return name, name if len(given) == 1 else f"element {given.index(texts[index])} of {name}"
+
+        made_vectors, usage = await call.run(prompts, names[1], place_of)
         vectors = dict(zip(texts, made_vectors, strict=True))
         if len(pairs) <= _FEW_PAIRS:
             return cosines(pairs, vectors), usage
