@@ -6,6 +6,8 @@ from typing import Any, NoReturn
 
 from rustvllm.exceptions import InvalidRequestError
 
+_SHOWN_CHARS = 80
+
 
 def check_number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     """Refuse what is not a finite number from ``low`` to ``high``; ``open_low`` excludes ``low`` itself."""
@@ -58,12 +60,38 @@ def is_valid_unicode(text: str) -> bool:
 
 
 def shown(value: object) -> str:
-    """``repr`` of what a client sent, however long it is."""
+    """The beginning of the ``repr`` of what a client sent; however long that is, this takes microseconds."""
     try:
-        text = repr(value)
+        text = repr(_beginning(value, _SHOWN_CHARS + 1))
     except ValueError:  # an int of thousands of digits, which Python refuses to print
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
+
+def _beginning(value: object, room: int) -> object:
+    """A value whose ``repr`` has the same first ``room`` characters, and not many more."""
+    if isinstance(value, str | bytes):
+        return value[:room] if type(value) in (str, bytes) else value
+    room -= 1  # for the bracket
+    if type(value) is list:
+        some = []
+        for item in value:
+            if room <= 0:
+                break
+            some.append(_beginning(item, room))
+            room -= len(repr(some[-1])) + len(", ")
+        return some
+    if type(value) is dict:
+        members = {}
+        for name, item in value.items():
+            if room <= 0:
+                break
+            key = _beginning(name, room)
+            room -= len(repr(key)) + len(": ")
+            members[key] = _beginning(item, max(room, 1))
+            room -= len(repr(members[key])) + len(", ")
+        return members
+    return value
 
 
 def refuse_attribute(owner: object, name: str, unbuilt: Mapping[str, str]) -> NoReturn:

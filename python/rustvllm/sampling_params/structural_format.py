@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rustvllm import _core
+from rustvllm.parameter_checks import shown
 from rustvllm.sampling_params.structural_tag import (
     MAX_CHARS,
     MAX_STRUCTURES,
@@ -86,10 +87,10 @@ class _Check:
 
     def format(self, value: object, place: str, *, is_last: bool, depth: int) -> None:
         if not isinstance(value, Mapping):
-            raise ValueError(f"{place} of a structural_tag must be an object, got {value!r:.80}")
+            raise ValueError(f"{place} of a structural_tag must be an object, got {shown(value)}")
         kind = value.get("type")
         if kind not in _KINDS:
-            raise ValueError(f"{place} of a structural_tag has the type {kind!r:.80}; supported: {', '.join(_KINDS)}")
+            raise ValueError(f"{place} of a structural_tag has the type {shown(kind)}; supported: {', '.join(_KINDS)}")
         self.num_formats += 1
         if depth > MAX_DEPTH or self.num_formats > MAX_STRUCTURES:
             raise ValueError(f"a structural_tag has at most {MAX_STRUCTURES} formats, {MAX_DEPTH} within one another")
@@ -107,7 +108,7 @@ class _Check:
             case "json_schema":
                 schema = value.get("json_schema")
                 if not isinstance(schema, Mapping | bool):
-                    raise ValueError(f"json_schema of {place} must be an object or a boolean, got {schema!r:.80}")
+                    raise ValueError(f"json_schema of {place} must be an object or a boolean, got {shown(schema)}")
                 self.schemas.append(schema)
             case "sequence":
                 elements = _list(value, "elements", place)
@@ -142,11 +143,11 @@ class _Check:
     def tags(self, value: Mapping[str, Any], kind: str, place: str, depth: int) -> None:
         for name in ("at_least_one", "stop_after_first"):
             if not isinstance(value.get(name, False), bool):
-                raise ValueError(f"{name} of {place} must be true or false, got {value[name]!r:.80}")
+                raise ValueError(f"{name} of {place} must be true or false, got {shown(value[name])}")
         tags = _list(value, "tags", place)
         for index, tag in enumerate(tags):
             if not isinstance(tag, Mapping) or tag.get("type", "tag") != "tag":
-                raise ValueError(f"{place}.tags[{index}] must be a tag, got {tag!r:.80}")
+                raise ValueError(f"{place}.tags[{index}] must be a tag, got {shown(tag)}")
             self.tag(tag, f"{place}.tags[{index}]", depth + 1)
         if kind == "tags_with_separator":
             _text(value, "separator", place)
@@ -252,12 +253,12 @@ def _text(value: Mapping[str, Any], name: str, place: str) -> str:
     limit = {"pattern": 64 * MAX_TEXT_CHARS, "grammar": MAX_CHARS}.get(name, MAX_TEXT_CHARS)
     may_be_empty = name in ("end", "separator")
     if not isinstance(text, str) or len(text) > limit or not (text or may_be_empty):
-        raise ValueError(f"{name} of {place} must be a string of 1 to {limit} characters, got {text!r:.80}")
+        raise ValueError(f"{name} of {place} must be a string of 1 to {limit} characters, got {shown(text)}")
     return text
 
 
 def _list(value: Mapping[str, Any], name: str, place: str) -> Sequence[Any]:
     found = value.get(name)
     if isinstance(found, str) or not isinstance(found, Sequence) or not found:
-        raise ValueError(f"{name} of {place} must be a list with at least one entry, got {found!r:.80}")
+        raise ValueError(f"{name} of {place} must be a list with at least one entry, got {shown(found)}")
     return found

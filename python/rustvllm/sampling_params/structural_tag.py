@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rustvllm.parameter_checks import shown
+
 MAX_STRUCTURES: Final = 1024
 """As many as there may be tools."""
 MAX_CHARS: Final = 1 << 20
@@ -54,12 +56,12 @@ class StructuralTag:
         tag = cls(tuple(_structure(structure) for structure in structures), triggers)
         for structure in tag.structures:
             if not structure.begin.startswith(triggers):
-                raise ValueError(f"begin must begin with one of the triggers, {structure.begin!r:.80} does not")
+                raise ValueError(f"begin must begin with one of the triggers, {shown(structure.begin)} does not")
         for trigger in triggers:
             if not any(structure.begin.startswith(trigger) for structure in tag.structures):
-                raise ValueError(f"the trigger {trigger!r:.80} begins no structure")
+                raise ValueError(f"the trigger {shown(trigger)} begins no structure")
             if any(other != trigger and trigger.startswith(other) for other in triggers):
-                raise ValueError(f"the trigger {trigger!r:.80} begins with another one, which would always come first")
+                raise ValueError(f"the trigger {shown(trigger)} begins with another one, which would always come first")
         return tag
 
     def marks(self) -> set[str]:
@@ -108,32 +110,32 @@ def parse(value: object) -> Mapping[str, Any]:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"structural_tag must be an object or its JSON text: {error}") from None
     if not isinstance(value, Mapping):
-        raise ValueError(f"structural_tag must be an object or its JSON text, got {value!r:.80}")
+        raise ValueError(f"structural_tag must be an object or its JSON text, got {shown(value)}")
     if value.get("type", "structural_tag") != "structural_tag":
-        raise ValueError(f"the type of a structural_tag must be structural_tag, got {value['type']!r:.80}")
+        raise ValueError(f"the type of a structural_tag must be structural_tag, got {shown(value['type'])}")
     return value
 
 
 def _list(value: Mapping[str, Any], name: str) -> Sequence[Any]:
     found = value.get(name)
     if isinstance(found, str) or not isinstance(found, Sequence) or not found:
-        raise ValueError(f"{name} of a structural_tag must be a list with at least one entry, got {found!r:.80}")
+        raise ValueError(f"{name} of a structural_tag must be a list with at least one entry, got {shown(found)}")
     return found
 
 
 def _structure(value: object) -> Structure:
     if not isinstance(value, Mapping):
-        raise ValueError(f"a structure must be an object of begin, schema and end, got {value!r:.80}")
+        raise ValueError(f"a structure must be an object of begin, schema and end, got {shown(value)}")
     schema, end = value.get("schema"), value.get("end", "")
     if not isinstance(schema, Mapping | bool):
-        raise ValueError(f"the schema of a structure must be an object or a boolean, got {schema!r:.80}")
+        raise ValueError(f"the schema of a structure must be an object or a boolean, got {shown(schema)}")
     return Structure(_text("begin", value.get("begin")), schema, end if end == "" else _text("end", end))
 
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT_CHARS:
         raise ValueError(
-            f"{name} of a structural_tag must be a string of 1 to {MAX_TEXT_CHARS} characters, got {value!r:.80}"
+            f"{name} of a structural_tag must be a string of 1 to {MAX_TEXT_CHARS} characters, got {shown(value)}"
         )
     return value
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.parameter_checks import shown
 from rustvllm.sampling_params.structural_format import StructuralFormat
 from rustvllm.sampling_params.structural_tag import StructuralTag, parse
 
@@ -145,7 +146,7 @@ class StructuredOutputsParams:
                 raise self._wrong("choice", "a list of texts that are not empty", text)
 
     def _wrong(self, name: str, expected: str, value: object) -> InvalidRequestError:
-        return InvalidRequestError(f"{name} of {self.param} must be {expected}, got {value!r:.80}", self.param)
+        return InvalidRequestError(f"{name} of {self.param} must be {expected}, got {shown(value)}", self.param)
 
 
 @dataclass(frozen=True, kw_only=True)

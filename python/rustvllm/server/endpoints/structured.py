@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any, ClassVar, Final
 
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.parameter_checks import shown
 from rustvllm.sampling_params.structured_outputs import GatedOutputs, StructuredOutputsParams, shown_places
 from rustvllm.server.schemas.protocol import GenerationRequest
 
@@ -69,7 +70,7 @@ def _of_response_format(response_format: Mapping[str, Any] | None) -> Structured
         case other:
             raise InvalidRequestError(
                 "response_format must have the type text, json_object, json_schema or structural_tag, "
-                f"got {other!r:.80}.",
+                f"got {shown(other)}.",
                 "response_format",
             )
 
@@ -83,7 +84,7 @@ def _schema(asked: object) -> Mapping[str, Any] | bool:
     name, schema = asked.get("name"), asked.get("schema")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"json_schema.name must have 1 to 64 characters out of A-Z a-z 0-9 _ -, got {name!r:.80}.",
+            f"json_schema.name must have 1 to 64 characters out of A-Z a-z 0-9 _ -, got {shown(name)}.",
             "response_format",
         )
     if not isinstance(schema, Mapping | bool):
@@ -97,5 +98,5 @@ def _is_strict(asked: object) -> bool:
     """Whether a schema of which a keyword cannot be enforced is refused."""
     strict = asked.get("strict") if isinstance(asked, Mapping) else None
     if strict is not None and not isinstance(strict, bool):
-        raise InvalidRequestError(f"json_schema.strict must be true or false, got {strict!r:.80}.", "response_format")
+        raise InvalidRequestError(f"json_schema.strict must be true or false, got {shown(strict)}.", "response_format")
     return bool(strict)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.parameter_checks import shown
 from rustvllm.sampling_params.structured_outputs import CallGrammar, StructuredOutputsParams, Unenforced
 from rustvllm.server.schemas.protocol import ChatCompletionRequest
 from rustvllm.text.turn_formats import Tools, TurnFormats, tool_call_formats
@@ -223,22 +224,22 @@ def _functions(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[s
 
 def _function(where: str, tool: Mapping[str, Any]) -> Mapping[str, Any]:
     if tool.get("type", "function") != "function":
-        raise InvalidRequestError(f"{where}.type must be 'function', got {tool.get('type')!r:.80}.", "tools")
+        raise InvalidRequestError(f"{where}.type must be 'function', got {shown(tool.get('type'))}.", "tools")
     function = tool.get("function")
     if not isinstance(function, Mapping):
-        raise InvalidRequestError(f"{where}.function must be an object with a name, got {function!r:.80}.", "tools")
+        raise InvalidRequestError(f"{where}.function must be an object with a name, got {shown(function)}.", "tools")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"{where}.function.name must have 1 to 64 characters out of A-Z a-z 0-9 _ . -, got {name!r:.80}.", "tools"
+            f"{where}.function.name must have 1 to 64 characters out of A-Z a-z 0-9 _ . -, got {shown(name)}.", "tools"
         )
     parameters, strict = function.get("parameters"), function.get("strict")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise InvalidRequestError(
-            f"{where}.function.parameters must be a JSON schema of an object, got {parameters!r:.80}.", "tools"
+            f"{where}.function.parameters must be a JSON schema of an object, got {shown(parameters)}.", "tools"
         )
     if strict is not None and not isinstance(strict, bool):
-        raise InvalidRequestError(f"{where}.function.strict must be true or false, got {strict!r:.80}.", "tools")
+        raise InvalidRequestError(f"{where}.function.strict must be true or false, got {shown(strict)}.", "tools")
     return function
 
 
@@ -265,7 +266,7 @@ def _read_choice(choice: object, functions: Mapping[str, Any]) -> tuple[Mode, se
             return _read_allowed(choice.get("allowed_tools"), functions)
     raise InvalidRequestError(
         "tool_choice must be none, auto, required, or an object of type function (with function.name) or "
-        f"allowed_tools, got {choice!r:.80}.",
+        f"allowed_tools, got {shown(choice)}.",
         "tool_choice",
     )
 
@@ -276,7 +277,7 @@ def _read_allowed(allowed: object, functions: Mapping[str, Any]) -> tuple[Mode, 
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
         raise InvalidRequestError(
             "tool_choice.allowed_tools must have mode (auto or required) and tools (one or more), "
-            f"got {allowed!r:.80}.",
+            f"got {shown(allowed)}.",
             "tool_choice",
         )
     if len(tools) > len(functions):
@@ -296,7 +297,7 @@ def _named(where: str, choice: object, functions: Mapping[str, Any]) -> str:
     if not isinstance(name, str) or name not in functions:
         known = ", ".join(list(functions)[:8])
         raise InvalidRequestError(
-            f"{where}.function.name must be the name of one of the tools ({known:.400}), got {name!r:.80}.",
+            f"{where}.function.name must be the name of one of the tools ({known:.400}), got {shown(name)}.",
             "tool_choice",
         )
     return name
