@@ -57,6 +57,8 @@ SCHEMAS: tuple[Any, ...] = (
 )
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMAS[1]}}
 NAMED = {"type": "function", "function": {"name": "f"}}
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+IMAGE_URLS = (f"data:image/png;base64,{PIXEL}", "data:image/png;base64,QUJD", "https://example.com/a.png", "")
 SENSIBLE: dict[str, Callable[[random.Random], Any]] = {
     "n": lambda choice: choice.randint(1, 4),
     "best_of": lambda choice: choice.choice([None, 4]),
@@ -113,7 +115,13 @@ SENSIBLE: dict[str, Callable[[random.Random], Any]] = {
     "reasoning_effort": lambda choice: choice.choice([None, "none", "low"]),
     "modalities": lambda choice: choice.choice([None, ["text"]]),
     "input": lambda choice: choice.choice(
-        ["Once", [{"role": "user", "content": "Once"}], [{"type": "message", "role": "assistant", "content": "a"}]]
+        [
+            "Once",
+            [{"role": "user", "content": "Once"}],
+            [{"type": "message", "role": "assistant", "content": "a"}],
+            [{"role": "user", "content": [{"type": "input_image", "image_url": choice.choice(IMAGE_URLS)}]}],
+            [{"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image"}]}],
+        ]
     ),
     "include": lambda choice: choice.choice([None, ["message.output_text.logprobs"]]),
     "text": lambda choice: choice.choice([None, {"format": {"type": "json_object"}}, {"verbosity": "low"}]),
@@ -124,6 +132,13 @@ SENSIBLE: dict[str, Callable[[random.Random], Any]] = {
 }
 """Values that are served, for fields that would rarely get one by chance."""
 BLOCK = {"type": "text", "text": "Once"}
+IMAGES: tuple[Any, ...] = (
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}},
+    {"type": "image", "source": {"type": "url", "url": IMAGE_URLS[0]}},
+    {"type": "image", "source": {"type": "file", "file_id": "a"}},
+    {"type": "image"},
+)
+"""Blocks of Anthropic's API, of which a model that sees takes the first two."""
 SENSIBLE_MESSAGES: dict[str, Callable[[random.Random], Any]] = {
     **SENSIBLE,
     "system": lambda choice: choice.choice([None, "Be brief.", [BLOCK], [BLOCK, BLOCK]]),
@@ -274,6 +289,10 @@ def steer(case: Case, model: str, choice: random.Random) -> None:
         body.pop("max_completion_tokens", None)
     if choice.random() < 0.9 and isinstance(body.get("messages"), list):
         body["messages"] = [mended(message, choice) for message in body["messages"] or [{}]]
+        if sensible is SENSIBLE_MESSAGES and choice.random() < 0.2:
+            image = choice.choice(IMAGES)
+            result = {"type": "tool_result", "tool_use_id": "a", "content": [BLOCK, image]}
+            body["messages"].append({"role": "user", "content": [choice.choice([image, result]), BLOCK]})
     case.body = body
 
 

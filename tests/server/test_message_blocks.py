@@ -11,6 +11,7 @@ from rustvllm.server.schemas.messages import MessagesRequest
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"type": "tool_use", "id": "call_1", "name": "look", "input": {"at": "ö"}}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/gif", "data": "QUJD"}}
 RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": "a fox"}
 
 
@@ -50,6 +51,22 @@ def test_blocks_become_texts_calls_and_results():
         {"role": "tool", "content": "b", "tool_call_id": "call_2"},
         {"role": "user", "content": "So?"},
     ]
+
+
+def test_images_stay_in_their_places():
+    by_url = {"type": "image", "source": {"type": "url", "url": "data:image/png;base64,REVG"}}
+    made = chat(
+        {"role": "user", "content": [text("What"), IMAGE, text("is this?")]},
+        {"role": "user", "content": [by_url, {**RESULT, "content": [text("a"), by_url]}]},
+    )
+    user, tool, more = [message.content for message in made.messages]
+    assert [part["type"] for part in user] == ["text", "image_url", "text"]
+    image = user[1]["image_url"]
+    assert image.url == IMAGE["source"]["data"]
+    assert image.before + image.url == "data:image/gif;base64,QUJD"
+    assert image.where == "messages[0].content[1].source.data"
+    assert tool[1]["image_url"].where == "messages[1].content[1].content[1].source.url"
+    assert [part["image_url"].url for part in more] == ["data:image/png;base64,REVG"]
 
 
 def test_turns_of_the_same_role_are_one_turn_and_results_are_not():
@@ -144,8 +161,19 @@ def test_fields_have_their_counterparts(fields, expected):
         (
             {"messages": [{"role": "user", "content": [{**RESULT, "content": [{"type": "image"}]}]}]},
             "messages",
-            r"content\[0\].content\[0\] must be a block of the type 'text', got 'image'",
+            r"content\[0\].content\[0\].source must be an object",
         ),
+        (
+            {"messages": [{"role": "user", "content": [{**RESULT, "content": [{"type": "document"}]}]}]},
+            "messages",
+            r"content\[0\].content\[0\] must be a block of the type 'text' or 'image', got 'document'",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [IMAGE]}]},
+            "messages",
+            "'image'; in a message of the role 'as",
+        ),
+        ({"system": [IMAGE]}, "system", r"system\[0\] must be a block of the type 'text', got 'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages", "tool_use_id must be"),
         (
             {"messages": [{"role": "assistant", "content": [{**CALL, "input": "{}"}]}]},

@@ -42,7 +42,12 @@ BAD = [
     (
         {"input": [USER, {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image"}]}]},
         "input",
-        ("input[1].content[1]", "'input_image'", "not supported yet"),
+        ("input[1].content[1].image_url must be a string", "None"),
+    ),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "a"}]}]},
+        "input",
+        ("input[0].content[0] has the type 'input_file'", "not supported yet", "input_image"),
     ),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input", ("input[0].content[0]", "string")),
     ({"input": [{"role": "user", "content": [{"type": ["a"]}]}]}, "input", ("input[0].content[0].type",)),

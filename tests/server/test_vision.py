@@ -4,7 +4,9 @@ import asyncio
 import base64
 import io
 
+import anthropic
 import httpx
+import openai
 import pytest
 from server_process import REAL, ServerProcess
 
@@ -105,6 +107,28 @@ def test_streams_and_the_prefix_cache(server):
 
     deltas = [json.loads(line[6:])["choices"][0]["delta"].get("content") or "" for line in lines]
     assert "".join(deltas) == whole
+
+
+def test_the_clients_of_other_apis(server):
+    """What Anthropic's and OpenAI's own packages send, with the types that they have for it, and what they read."""
+    url = data_url(picture(3))
+    said = ask(server, chat(image_part(picture(3)), text_part("?"))).json()
+    expected = said["choices"][0]["message"]["content"], said["usage"]["prompt_tokens"]
+    source = anthropic.types.Base64ImageSourceParam(type="base64", media_type="image/png", data=url.partition(",")[2])
+    blocks = [anthropic.types.ImageBlockParam(type="image", source=source), text_part("?")]
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
+        asked = {"model": client.models.list().data[0].id, "messages": [{"role": "user", "content": blocks}]}
+        with client.messages.stream(**asked, max_tokens=8, extra_body={"temperature": 0}) as stream:
+            message = stream.get_final_message()
+        assert (message.content[0].text, message.usage.input_tokens) == expected
+        assert client.messages.count_tokens(**asked).input_tokens == expected[1]
+    image = openai.types.responses.ResponseInputImageParam(type="input_image", image_url=url, detail="auto")
+    items = [{"role": "user", "content": [image, {"type": "input_text", "text": "?"}]}]
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+        asked = {"model": asked["model"], "input": items, "max_output_tokens": 8, "temperature": 0}
+        *_, last = client.responses.create(**asked, stream=True)
+        response = last.response
+        assert (response.output_text, response.usage.input_tokens) == expected
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import pydantic_core
 ENDPOINTS = (
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
     "/v1/embeddings",
     "/score",
     "/v1/score",

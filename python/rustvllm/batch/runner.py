@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -130,9 +130,9 @@ class BatchRunner:
         error = None
         if status == HTTPStatus.OK:
             self.counts.answered += 1
-            usage = json.loads(body)["usage"]
-            self.counts.prompt_tokens += usage["prompt_tokens"]
-            self.counts.completion_tokens += usage.get("completion_tokens", 0)  # reranking has none
+            num_read, num_generated = _tokens_of(json.loads(body)["usage"])
+            self.counts.prompt_tokens += num_read
+            self.counts.completion_tokens += num_generated
         else:
             self.counts.failed += 1
             error = _error_of(status, body)
@@ -160,6 +160,13 @@ def _answer_line(line: BatchLine, status: int, body: bytes, error: Any) -> bytes
             b"}\n",
         )
     )
+
+
+def _tokens_of(usage: Mapping[str, int]) -> tuple[int, int]:
+    """Tokens that an answer read and generated, whatever its API calls them; reranking generates none."""
+    if "prompt_tokens" in usage:
+        return usage["prompt_tokens"], usage.get("completion_tokens", 0)
+    return usage["input_tokens"] + usage.get("cache_read_input_tokens", 0), usage["output_tokens"]
 
 
 def _problem(line: BatchLine) -> bytes:

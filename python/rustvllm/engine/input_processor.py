@@ -182,6 +182,21 @@ class InputProcessor:
         )
         return self._complete(asked, ids, gate, prediction, asked.began_ns if arrival_ns is None else arrival_ns, spans)
 
+    async def num_tokens_off_loop(self, ids: _core.TokenIds, images: Sequence[object]) -> int:
+        """Tokens of a prompt with those of its images, which are processed for that as for an answer.
+
+        Args:
+            ids: Of the prompt, with one placeholder for each image.
+            images: As in ``multi_modal_data``.
+
+        Raises:
+            InvalidRequestError: As :meth:`process` does for its images.
+        """
+        self._images.check(images)
+        if images:
+            ids, _ = await place_off_loop(self._images, ids, images)
+        return len(ids)
+
     def check_max_tokens(self, max_tokens: int, param: str) -> None:
         """Refuse to generate more than the context holds, for callers who want that refused and not cut to fit.
 

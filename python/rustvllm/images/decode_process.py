@@ -35,13 +35,14 @@ class DecodeProcess:
         self._channel: socket.socket | None = None
         self._answers: BinaryIO | None = None
 
-    def tiles_of(self, url: str, where: str, vision: VisionConfig) -> ImageTiles:
+    def tiles_of(self, url: str, where: str, vision: VisionConfig, before: str = "") -> ImageTiles:
         """The tiles of an image in a ``data:`` URL; blocks, without the interpreter.
 
         Args:
             url: As the client sent it.
             where: Names it in messages.
             vision: How the model sees images.
+            before: The beginning of the URL, in ASCII, if ``url`` is the rest of it.
 
         Raises:
             InvalidRequestError: The image is wrong, or takes too long or too much memory.
@@ -54,7 +55,7 @@ class DecodeProcess:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             try:
-                return self._ask(head, url)
+                return self._ask(head, before, url)
             except InvalidRequestError:
                 raise
             except TimeoutError:
@@ -88,7 +89,7 @@ class DecodeProcess:
         self._answers = self._channel.makefile("rb")
         self._end = weakref.finalize(self, _end, self._process, self._channel, self._answers)
 
-    def _ask(self, head: bytes, url: str) -> ImageTiles:
+    def _ask(self, head: bytes, before: str, url: str) -> ImageTiles:
         """Send an image and read what became of it.
 
         Raises:
@@ -98,8 +99,8 @@ class DecodeProcess:
         """
         assert self._channel is not None
         assert self._answers is not None
-        self._channel.sendall(len(head).to_bytes(LENGTH_BYTES, "big") + head)
-        self._channel.sendall(len(url).to_bytes(LENGTH_BYTES, "big"))
+        size = (len(before) + len(url)).to_bytes(LENGTH_BYTES, "big")
+        self._channel.sendall(len(head).to_bytes(LENGTH_BYTES, "big") + head + size + before.encode("ascii"))
         for at in range(0, len(url), _PIECE_CHARS):  # in pieces, because other threads wait while one is encoded
             self._channel.sendall(url[at : at + _PIECE_CHARS].encode("ascii"))
         facts, content = receive(self._answers), receive(self._answers)

@@ -76,9 +76,10 @@ class ImageTokens:
             shown = f"id {token_id}"
             if self._tokenizer is not None:
                 shown = f"{self._tokenizer.convert_ids_to_tokens([token_id])[0]}, {shown}"
+            hint = "; a chat template may leave out images in messages of some roles, such as results of tools"
             raise InvalidRequestError(
                 f"the prompt has {places.size} image placeholders ({shown}), but comes with {num_images} images: write "
-                "one placeholder for each image",
+                f"one placeholder for each image{hint if places.size < num_images else ''}",
                 "prompt",
             )
         return places

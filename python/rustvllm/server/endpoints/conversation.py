@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
+from rustvllm.parameter_checks import shown
 from rustvllm.server.endpoints.message_images import MEDIA_PARTS, MessageImages, refuse_media
 from rustvllm.server.schemas.field_errors import field_error
 from rustvllm.server.schemas.protocol import ChatCompletionRequest, ChatMessage, Conversation, PredictedContent
@@ -119,7 +120,7 @@ def _parts(index: int, message: ChatMessage, images: MessageImages | None) -> li
             kind = "image_url"
         if isinstance(kind, str) and kind in MEDIA_PARTS:
             if images is None:
-                raise refuse_media(where, kind)
+                raise refuse_media(where, kind, part)
             images.take(where, kind, part)
             parts.append({"type": "image"})
         elif text := _part_text(where, part):
@@ -131,8 +132,7 @@ def _part_text(where: str, part: dict[str, Any]) -> str:
     kind = part.get("type", "text" if "text" in part else None)
     key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
-        shown = repr(kind)[:64]
-        raise InvalidRequestError(f"{where} has the type {shown}; it must be 'text'.", "messages")
+        raise InvalidRequestError(f"{where} has the type {shown(kind)}; it must be 'text'.", "messages")
     text = part.get(key)
     if not isinstance(text, str):
         raise InvalidRequestError(f"{where} must have a string as its {key!r}.", "messages")

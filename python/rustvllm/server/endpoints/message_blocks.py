@@ -1,14 +1,16 @@
 """A body of Anthropic's Messages API as the chat request that asks for the same.
 
-Messages of blocks become messages of text, calls and results; a conversation that ends with the assistant's words is
-gone on with. What cannot be done is refused in the words of the body.
+Messages of blocks become messages of text, images, calls and results; a conversation that ends with the assistant's
+words is gone on with. What cannot be done is refused in the words of the body.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.parameter_checks import shown
+from rustvllm.server.endpoints.message_images import image_part
 from rustvllm.server.schemas.messages import CountTokensRequest, InputMessage, MessagesRequest
 from rustvllm.server.schemas.protocol import ChatCompletionRequest, ChatMessage
 from rustvllm.server.schemas.refusals import MESSAGES_REFUSALS
@@ -16,6 +18,7 @@ from rustvllm.server.schemas.request_body import refuse_unbuilt
 
 _CHOICES: Final = {"auto": None, "any": "required", "none": "none"}
 _PASSED_ON: Final = ("temperature", "top_p", "top_k", "seed", "priority", "cache_salt", "request_id", "stream")
+_MEDIA_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -48,7 +51,7 @@ def _messages(body: CountTokensRequest) -> list[ChatMessage]:
     if not body.messages:
         raise InvalidRequestError("messages must not be empty.", "messages")
     messages: list[ChatMessage] = []
-    if system := _texts("system", body.system or "", "system"):
+    if system := _content("system", body.system or "", "system"):
         messages.append(_message("system", system))
     for index, message in enumerate(body.messages):
         for made in _of_message(f"messages[{index}]", message):
@@ -61,11 +64,15 @@ def _messages(body: CountTokensRequest) -> list[ChatMessage]:
     return messages
 
 
-def _message(role: str, texts: Sequence[str], **more: Any) -> ChatMessage:
-    """A message with texts, one of which is shown as it is."""
-    parts = [{"type": "text", "text": text} for text in texts]
-    content = texts[0] if len(texts) == 1 else (parts or None)
+def _message(role: str, parts: list[dict[str, Any]], **more: Any) -> ChatMessage:
+    """A message with parts; a single text is shown as it is."""
+    is_text = len(parts) == 1 and parts[0]["type"] == "text"
+    content = parts[0]["text"] if is_text else (parts or None)
     return ChatMessage.model_construct(role=role, content=content, **more)
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _join(message: ChatMessage, other: ChatMessage) -> None:
@@ -76,24 +83,26 @@ def _join(message: ChatMessage, other: ChatMessage) -> None:
 
 def _parts(message: ChatMessage) -> list[dict[str, Any]]:
     content = message.content
-    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+    return [_text(content)] if isinstance(content, str) else list(content or ())
 
 
 def _of_message(where: str, message: InputMessage) -> list[ChatMessage]:
     """A message of blocks: the results that it has, then what it says."""
     if isinstance(message.content, str):
-        return [_message(message.role, [message.content])]
+        return [_message(message.role, [_text(message.content)])]
     results: list[ChatMessage] = []
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for number, block in enumerate(message.content):
         at, kind = f"{where}.content[{number}]", block.get("type")
         if kind == "text":
-            texts.append(_string(at, block, "text"))
+            parts.append(_text(_string(at, block, "text")))
+        elif kind == "image" and message.role == "user":
+            parts.append(_image(at, block))
         elif kind == "tool_result" and message.role == "user":
-            said = _texts(f"{at}.content", block.get("content") or "", "messages")
-            results.append(_message("tool", said or [""], tool_call_id=_string(at, block, "tool_use_id")))
+            said = _content(f"{at}.content", block.get("content") or "", "messages", takes_images=True)
+            results.append(_message("tool", said or [_text("")], tool_call_id=_string(at, block, "tool_use_id")))
         elif kind == "tool_use" and message.role == "assistant":
             calls.append(_call(at, block))
         elif kind == "thinking" and message.role == "assistant":
@@ -103,49 +112,81 @@ def _of_message(where: str, message: InputMessage) -> list[ChatMessage]:
         else:
             raise _wrong_block(at, kind, message.role)
     if message.role == "user":
-        return [*results, _message("user", texts)] if texts or not results else results
+        return [*results, _message("user", parts)] if parts or not results else results
     more: dict[str, Any] = {"tool_calls": calls} if calls else {}
     if thoughts:
         more["reasoning"] = "\n".join(thoughts)
-    return [_message("assistant", texts, **more)]
+    return [_message("assistant", parts, **more)]
 
 
 def _wrong_block(at: str, kind: object, role: str) -> InvalidRequestError:
-    takes = "text or tool_result" if role == "user" else "text, thinking, redacted_thinking or tool_use"
+    takes = "text, image or tool_result" if role == "user" else "text, thinking, redacted_thinking or tool_use"
     return InvalidRequestError(
-        f"{at} has the type {kind!r:.64}; in a message of the role {role!r} this server takes blocks of the type "
+        f"{at} has the type {shown(kind)}; in a message of the role {role!r} this server takes blocks of the type "
         f"{takes}.",
         "messages",
     )
 
 
-def _texts(where: str, content: Any, param: str) -> list[str]:
-    """The texts of a content that holds text alone."""
+def _content(where: str, content: Any, param: str, *, takes_images: bool = False) -> list[dict[str, Any]]:
+    """The parts of a content that holds text alone, or text and images; texts without a character are left out."""
     if isinstance(content, str):
-        return [content] if content else []
+        return [_text(content)] if content else []
+    takes = "'text' or 'image'" if takes_images else "'text'"
     if not isinstance(content, list):
-        raise InvalidRequestError(f"{where} must be text or a list of text blocks.", param)
-    texts = []
+        raise InvalidRequestError(f"{where} must be text or a list of blocks of the type {takes}.", param)
+    parts = []
     for number, block in enumerate(content):
         at = f"{where}[{number}]"
-        if not isinstance(block, dict) or block.get("type") != "text":
-            kind = block.get("type") if isinstance(block, dict) else block
-            raise InvalidRequestError(f"{at} must be a block of the type 'text', got {kind!r:.64}.", param)
-        texts.append(_string(at, block, "text", param))
-    return [text for text in texts if text]
+        kind = block.get("type") if isinstance(block, dict) else block
+        if isinstance(block, dict) and kind == "text":
+            if text := _string(at, block, "text", param):
+                parts.append(_text(text))
+        elif isinstance(block, dict) and kind == "image" and takes_images:
+            parts.append(_image(at, block))
+        else:
+            raise InvalidRequestError(f"{at} must be a block of the type {takes}, got {shown(kind)}.", param)
+    return parts
+
+
+def _image(at: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    """An image. What its file is, its bytes say: a wrong ``media_type`` does not matter to who reads them."""
+    source = block.get("source")
+    if not isinstance(source, dict):
+        raise InvalidRequestError(
+            f'{at}.source must be an object such as {{"type": "base64", "media_type": "image/png", "data": "..."}}, '
+            f"got {shown(source)}.",
+            "messages",
+        )
+    kind = source.get("type")
+    if kind == "url":
+        return image_part(_string(f"{at}.source", source, "url"), f"{at}.source.url")
+    if kind != "base64":
+        raise InvalidRequestError(
+            f"{at}.source.type must be base64, or url with a data: URL, got {shown(kind)}: this server stores no files "
+            "and fetches none.",
+            "messages",
+        )
+    media_type = source.get("media_type")
+    if media_type is not None and media_type not in _MEDIA_TYPES:
+        raise InvalidRequestError(
+            f"{at}.source.media_type must be one of {', '.join(_MEDIA_TYPES)}, got {shown(media_type)}.", "messages"
+        )
+    data = _string(f"{at}.source", source, "data")
+    return image_part(data, f"{at}.source.data", f"data:{media_type or 'image/png'};base64,")
 
 
 def _string(at: str, block: Mapping[str, Any], key: str, param: str = "messages") -> str:
     value = block.get(key)
     if not isinstance(value, str):
-        raise InvalidRequestError(f"{at}.{key} must be a string, got {value!r:.64}.", param)
+        raise InvalidRequestError(f"{at}.{key} must be a string, got {shown(value)}.", param)
     return value
 
 
 def _call(at: str, block: Mapping[str, Any]) -> dict[str, Any]:
     arguments = block.get("input")
     if not isinstance(arguments, dict):
-        raise InvalidRequestError(f"{at}.input must be an object, got {arguments!r:.64}.", "messages")
+        raise InvalidRequestError(f"{at}.input must be an object, got {shown(arguments)}.", "messages")
     function = {"name": _string(at, block, "name"), "arguments": json.dumps(arguments, ensure_ascii=False)}
     return {"id": _string(at, block, "id"), "type": "function", "function": function}
 
@@ -153,7 +194,7 @@ def _call(at: str, block: Mapping[str, Any]) -> dict[str, Any]:
 def _tool(at: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     if (kind := tool.get("type")) not in (None, "custom"):
         raise InvalidRequestError(
-            f"{at}.type is {kind!r:.64}, a tool that Anthropic's servers run themselves; this server runs none: leave "
+            f"{at}.type is {shown(kind)}, a tool that Anthropic's servers run themselves; this server runs none: leave "
             "it out, or give a tool of your own, of the type 'custom'.",
             "tools",
         )
@@ -172,7 +213,7 @@ def _choice(choice: Mapping[str, Any] | None) -> dict[str, Any]:
         return {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}, **fields}
     if not isinstance(kind, str) or kind not in _CHOICES:
         raise InvalidRequestError(
-            f"tool_choice.type must be auto, any, tool (with name) or none, got {kind!r:.64}.", "tool_choice"
+            f"tool_choice.type must be auto, any, tool (with name) or none, got {shown(kind)}.", "tool_choice"
         )
     return {"tool_choice": _CHOICES[kind], **fields}
 
@@ -190,11 +231,11 @@ def _thinking(thinking: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[
     budget = thinking.get("budget_tokens")
     if kind != "enabled":
         raise InvalidRequestError(
-            f"thinking.type must be enabled (with budget_tokens), adaptive or disabled, got {kind!r:.64}.", "thinking"
+            f"thinking.type must be enabled (with budget_tokens), adaptive or disabled, got {shown(kind)}.", "thinking"
         )
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise InvalidRequestError(
-            f"thinking.budget_tokens must be a whole number of at least 1, got {budget!r:.64}.", "thinking"
+            f"thinking.budget_tokens must be a whole number of at least 1, got {shown(budget)}.", "thinking"
         )
     return {"thinking_token_budget": budget}, wanted
 
@@ -206,13 +247,13 @@ def _output(config: Mapping[str, Any] | None) -> dict[str, Any]:
     if (effort := config.get("effort")) is not None:
         if effort not in _EFFORTS:
             raise InvalidRequestError(
-                f"output_config.effort must be one of {', '.join(_EFFORTS)}, got {effort!r:.64}.", "output_config"
+                f"output_config.effort must be one of {', '.join(_EFFORTS)}, got {shown(effort)}.", "output_config"
             )
         fields["reasoning_effort"] = effort
     if (wanted := config.get("format")) is not None:
         if not isinstance(wanted, dict) or wanted.get("type") != "json_schema" or "schema" not in wanted:
             raise InvalidRequestError(
-                f"output_config.format must have the type 'json_schema' and a schema, got {wanted!r:.80}.",
+                f"output_config.format must have the type 'json_schema' and a schema, got {shown(wanted)}.",
                 "output_config",
             )
         schema = {"name": "answer", "schema": wanted["schema"], "strict": True}
@@ -223,5 +264,5 @@ def _output(config: Mapping[str, Any] | None) -> dict[str, Any]:
 def _user(metadata: Mapping[str, Any] | None) -> str | None:
     user = (metadata or {}).get("user_id")
     if user is not None and not isinstance(user, str):
-        raise InvalidRequestError(f"metadata.user_id must be a string, got {user!r:.64}.", "metadata")
+        raise InvalidRequestError(f"metadata.user_id must be a string, got {shown(user)}.", "metadata")
     return user

@@ -50,12 +50,15 @@ class MessageImages:
         if kind == "image_pil":  # of a Python program; what it holds is checked with the other images
             self.found.append(part.get("image_pil"))
             return
+        value = part.get("image_url")
+        if isinstance(value, EncodedImage):  # of another API, which names it in its own words
+            self.found.append(value)
+            return
         if kind not in ("image_url", "input_image"):
             raise InvalidRequestError(
                 f"{where} has the type {kind!r}, which is not supported yet; send text, and images as 'image_url'.",
                 "messages",
             )
-        value = part.get("image_url")
         url = value.get("url") if isinstance(value, Mapping) else value
         if not isinstance(url, str):
             raise InvalidRequestError(
@@ -74,9 +77,21 @@ def images_of(tokenizer: Any, image_token_id: int) -> MessageImages:
     return MessageImages(tokenizer.convert_ids_to_tokens([image_token_id])[0])
 
 
-def refuse_media(where: str, kind: str) -> InvalidRequestError:
+def image_part(url: str, where: str, before: str = "") -> dict[str, Any]:
+    """A part of a chat message, for an image in a body of another API.
+
+    Args:
+        url: As the body has it.
+        where: The place in the body, for messages.
+        before: What makes a ``data:`` URL of base64 that came by itself.
+    """
+    return {"type": "image_url", "image_url": EncodedImage(url, where, before)}
+
+
+def refuse_media(where: str, kind: str, part: Mapping[str, Any]) -> InvalidRequestError:
     """The error for a part that holds something other than text, of a model that takes text alone."""
+    image = part.get("image_url")
+    what = f"{image.where} is an image" if isinstance(image, EncodedImage) else f"{where} has the type {kind!r}"
     return InvalidRequestError(
-        f"{where} has the type {kind!r}, which this model, or this endpoint, does not take: send text parts only.",
-        "messages",
+        f"{what}, which this model, or this endpoint, does not take: send text parts only.", "messages"
     )

@@ -15,6 +15,7 @@ from rustvllm.server.answers.usage import UsageCounter
 from rustvllm.server.endpoints.chat import ChatFace
 from rustvllm.server.endpoints.conversation import adds_special_tokens, render_prompt
 from rustvllm.server.endpoints.message_blocks import chat_request
+from rustvllm.server.endpoints.message_images import images_of
 from rustvllm.server.endpoints.pipeline import respond
 from rustvllm.server.endpoints.tokenization import check_size, tokenizer_of
 from rustvllm.server.schemas.messages import CountTokensRequest, MessagesRequest
@@ -39,6 +40,8 @@ _FIELDS: Final = {
     "structured_outputs": "output_config",
     "thinking_token_budget": "thinking",
     "user": "metadata",
+    "image_url": "messages",
+    "prompt": "messages",
 }
 """Fields of chat, and those of this API that they were made of."""
 
@@ -58,10 +61,15 @@ async def count_tokens(raw_request: Request) -> Response:
     await model.refresh_adapters(request.model)
     model.resolve_name(request.model)
     tokenizer = tokenizer_of(model)
-    text = await render_prompt(request, state, model, run)
+    images = None if model.image_token_id is None else images_of(tokenizer, model.image_token_id)
+    text = await render_prompt(request, state, model, run, images=images)
     check_size(text, model, "messages")
     ids = await tokenizer.encode_off_loop(text, adds_special_tokens(None, model))
-    return JSONResponse({"input_tokens": len(ids)})
+    try:
+        num_tokens = await model.engine.input_processor.num_tokens_off_loop(ids, () if images is None else images.found)
+    except InvalidRequestError as error:
+        raise _as_sent(error) from None
+    return JSONResponse({"input_tokens": num_tokens})
 
 
 class MessagesFace(ChatFace):
@@ -86,18 +94,7 @@ class MessagesFace(ChatFace):
         super().read_fields()
 
     def as_sent(self, error: InvalidRequestError) -> InvalidRequestError:
-        """The error with the names of this API; its errors have no member for the field, so the text names it."""
-        text, field = str(error), error.param
-        for chats, own in _SENT_AS.items():
-            text = text.replace(chats, own)
-        if field is not None:
-            own = _FIELDS.get(field, field)
-            if text.startswith(f"{field} "):
-                text = own + text.removeprefix(field)
-            elif own not in text:
-                text = f"{own}: {text}"
-            field = own
-        return InvalidRequestError(text, field)
+        return _as_sent(error)
 
     def opening(self, chunks: ChunkRenderer, prompt_index: int, prompt_ids: PromptIds) -> bytes:  # noqa: ARG002
         assert isinstance(chunks, MessageEventRenderer)
@@ -138,3 +135,18 @@ class MessagesFace(ChatFace):
 
     def _reasoning_fields(self) -> Sequence[str]:
         return REASONING_FIELDS["reasoning"]
+
+
+def _as_sent(error: InvalidRequestError) -> InvalidRequestError:
+    """The error with the names of this API; its errors have no member for the field, so the text names it."""
+    text, field = str(error), error.param
+    for chats, own in _SENT_AS.items():
+        text = text.replace(chats, own)
+    if field is not None:
+        own = _FIELDS.get(field, field)
+        if text.startswith(f"{field} "):
+            text = own + text.removeprefix(field)
+        elif own not in text:
+            text = f"{own}: {text}"
+        field = own
+    return InvalidRequestError(text, field)

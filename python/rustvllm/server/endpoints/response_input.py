@@ -12,6 +12,8 @@ from typing import Any, Final, Self
 from pydantic import PrivateAttr
 
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.parameter_checks import shown
+from rustvllm.server.endpoints.message_images import image_part
 from rustvllm.server.schemas.protocol import ChatCompletionRequest, ChatMessage
 from rustvllm.server.schemas.refusals import RESPONSES_REFUSALS
 from rustvllm.server.schemas.request_body import refuse_unbuilt
@@ -50,7 +52,7 @@ _SAME_IN_CHAT = (
     "request_id",
 )
 _PARTS: Final = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-_MEDIA_PARTS = ("input_image", "input_file", "input_audio", "image_url", "file")
+_MEDIA_PARTS = ("input_file", "input_audio", "image_url", "file")
 _ROLES = ("user", "system", "developer", "assistant")
 _ITEMS = (
     "message",
@@ -84,6 +86,8 @@ _PARAMS: Final = {
     "reasoning_effort": "reasoning",
     "truncate_prompt_tokens": "truncation",
     "logprobs": "include",
+    "image_url": "input",
+    "prompt": "input",
 }
 _WORDS: Final = (
     (".function.", "."),
@@ -183,7 +187,7 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> None:
         if not isinstance(value, str) or len(value) > MAX_METADATA_VALUE_CHARS:
             raise InvalidRequestError(
                 f"metadata[{name!r}] must be a text of at most {MAX_METADATA_VALUE_CHARS} characters, got "
-                f"{value!r:.80}.",
+                f"{shown(value)}.",
                 "metadata",
             )
 
@@ -256,10 +260,12 @@ def _kind(index: int, item: InputItem) -> str:
             f"input[{index}] is an item_reference, but this server stores no items: send the item itself.", "input"
         )
     if kind not in _ITEMS:
-        raise InvalidRequestError(f"input[{index}].type must be one of {', '.join(_ITEMS)}, got {kind!r:.80}.", "input")
+        raise InvalidRequestError(
+            f"input[{index}].type must be one of {', '.join(_ITEMS)}, got {shown(kind)}.", "input"
+        )
     if kind == "message" and item.role not in _ROLES:
         raise InvalidRequestError(
-            f"input[{index}].role must be one of {', '.join(_ROLES)}, got {item.role!r:.80}.", "input"
+            f"input[{index}].role must be one of {', '.join(_ROLES)}, got {shown(item.role)}.", "input"
         )
     return kind
 
@@ -281,31 +287,48 @@ def _thought(where: str, item: InputItem) -> str:
 
 
 def _content(where: str, content: str | Sequence[Mapping[str, Any]] | None, *, is_required: bool) -> Any:
-    """A text, or parts with a text each."""
+    """A text, or parts: texts and images."""
     if isinstance(content, str):
         return content
     if content is None and is_required:
-        raise InvalidRequestError(f"{where} is required: a text, or a list of text parts.", "input")
-    return [
-        {"type": "text", "text": _part_text(f"{where}[{number}]", part)} for number, part in enumerate(content or ())
-    ]
+        raise InvalidRequestError(f"{where} is required: a text, or a list of parts.", "input")
+    return [_part(f"{where}[{number}]", part) for number, part in enumerate(content or ())]
 
 
-def _part_text(where: str, part: Mapping[str, Any]) -> str:
+def _part(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
     kind = part.get("type")
+    if kind == "input_image":
+        return _image(where, part)
     if kind in _MEDIA_PARTS:
         raise InvalidRequestError(
-            f"{where} has the type {kind!r}, which is not supported yet; this server only accepts text parts.", "input"
+            f"{where} has the type {kind!r}, which is not supported yet; send texts as input_text, and images as "
+            "input_image.",
+            "input",
         )
     key = _PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
         raise InvalidRequestError(
-            f"{where}.type must be input_text, output_text or refusal, got {kind!r:.80}.", "input"
+            f"{where}.type must be input_text, input_image, output_text or refusal, got {shown(kind)}.", "input"
         )
     text = part.get(key)
     if not isinstance(text, str):
         raise InvalidRequestError(f"{where} must have a string as its {key!r}.", "input")
-    return text
+    return {"type": "text", "text": text}
+
+
+def _image(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
+    url = part.get("image_url")
+    if part.get("file_id") is not None:
+        raise InvalidRequestError(
+            f"{where}.file_id names a file, and this server stores none: send the image itself as image_url, "
+            "data:image/png;base64,...",
+            "input",
+        )
+    if not isinstance(url, str):
+        raise InvalidRequestError(
+            f'{where}.image_url must be a string, "data:image/png;base64,...", got {shown(url)}.', "input"
+        )
+    return image_part(url, f"{where}.image_url")
 
 
 def _call(where: str, item: InputItem, *, is_custom: bool) -> dict[str, Any]:
@@ -336,13 +359,13 @@ def _tool(index: int, tool: Mapping[str, Any]) -> dict[str, Any]:
     where, kind = f"tools[{index}]", tool.get("type")
     if kind not in ("function", "custom"):
         raise InvalidRequestError(
-            f"{where}.type must be function or custom, got {kind!r:.80}: this server runs no tools of its own; "
+            f"{where}.type must be function or custom, got {shown(kind)}: this server runs no tools of its own; "
             "describe yours as a function, and send back what it returns.",
             "tools",
         )
     description = tool.get("description")
     if description is not None and not isinstance(description, str):
-        raise InvalidRequestError(f"{where}.description must be a text, got {description!r:.80}.", "tools")
+        raise InvalidRequestError(f"{where}.description must be a text, got {shown(description)}.", "tools")
     function = {
         name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None
     }
@@ -350,7 +373,7 @@ def _tool(index: int, tool: Mapping[str, Any]) -> dict[str, Any]:
         form = tool.get("format")
         if form is not None and (not isinstance(form, Mapping) or form.get("type") != "text"):
             raise InvalidRequestError(
-                f"{where}.format must have the type text, got {form!r:.80}: grammars for custom tools are not "
+                f"{where}.format must have the type text, got {shown(form)}: grammars for custom tools are not "
                 "supported yet; describe the tool as a strict function.",
                 "tools",
             )
@@ -372,7 +395,7 @@ def _tool_choice(choice: str | Mapping[str, Any]) -> str | dict[str, Any]:
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
     raise InvalidRequestError(
         "tool_choice must be none, auto, required, or an object of type function, custom (both with name) or "
-        f"allowed_tools (with mode and tools), got {choice!r:.80}.",
+        f"allowed_tools (with mode and tools), got {shown(choice)}.",
         "tool_choice",
     )
 
@@ -381,13 +404,13 @@ def _response_format(asked: Mapping[str, Any]) -> dict[str, Any]:
     """``text.format`` as chat has it."""
     kind = asked.get("type")
     if kind not in _FORMATS:
-        raise InvalidRequestError(f"text.format.type must be one of {', '.join(_FORMATS)}, got {kind!r:.80}.", "text")
+        raise InvalidRequestError(f"text.format.type must be one of {', '.join(_FORMATS)}, got {shown(kind)}.", "text")
     if kind != "json_schema":
         return {"type": kind}
     name, schema, strict = asked.get("name"), asked.get("schema"), asked.get("strict")
     if not isinstance(name, str) or not _SCHEMA_NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"text.format.name must have 1 to 64 characters out of A-Z a-z 0-9 _ -, got {name!r:.80}.", "text"
+            f"text.format.name must have 1 to 64 characters out of A-Z a-z 0-9 _ -, got {shown(name)}.", "text"
         )
     if not isinstance(schema, Mapping | bool):
         raise InvalidRequestError(
@@ -395,7 +418,7 @@ def _response_format(asked: Mapping[str, Any]) -> dict[str, Any]:
         )
     description = asked.get("description")
     if description is not None and not isinstance(description, str):
-        raise InvalidRequestError(f"text.format.description must be a text, got {description!r:.80}.", "text")
+        raise InvalidRequestError(f"text.format.description must be a text, got {shown(description)}.", "text")
     if strict is not None and not isinstance(strict, bool):
-        raise InvalidRequestError(f"text.format.strict must be true or false, got {strict!r:.80}.", "text")
+        raise InvalidRequestError(f"text.format.strict must be true or false, got {shown(strict)}.", "text")
     return {"type": kind, "json_schema": {"name": name, "schema": schema, "strict": strict}}

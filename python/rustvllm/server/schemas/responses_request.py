@@ -47,14 +47,14 @@ class InputItem(BaseModel):
         "`custom_tool_call_output`."
     )
     role: str | None = _field("Of a message: `user`, `system`, `developer` or `assistant`.")
-    content: str | Objects | None = _field("Of a message or of thoughts: a text, or text parts.")
+    content: str | Objects | None = _field("Of a message or of thoughts: a text, or parts: texts and images.")
     summary: Objects | None = _field("Of thoughts; read where they have no content.")
     status: str | None = _field("`in_progress` or `incomplete` on a last message of the assistant: go on with it.")
     call_id: str | None = _field("Which call this is, or is the output of.")
     name: str | None = _field("Of the tool that is called.")
     arguments: str | None = _field("Of the function that is called: JSON text.")
     input: str | None = _field("Of the custom tool that is called.")
-    output: str | Objects | None = _field("What the tool returned: a text, or text parts.")
+    output: str | Objects | None = _field("What the tool returned: a text, or parts: texts and images.")
 
 
 class ReasoningOptions(BaseModel):
