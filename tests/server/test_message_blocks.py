@@ -44,7 +44,7 @@ def test_blocks_become_texts_calls_and_results():
             "content": "I look.",
             "reasoning": "Let me see.",
             "tool_calls": [
-                {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": "ö"}'}}
+                {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": {"at": "ö"}}}
             ],
         },
         {"role": "tool", "content": "a fox", "tool_call_id": "call_1"},
@@ -88,8 +88,26 @@ def test_turns_of_the_same_role_are_one_turn_and_results_are_not():
 def test_an_answer_that_has_begun_is_gone_on_with():
     begun = chat(USER, {"role": "assistant", "content": "He"})
     assert (begun.add_generation_prompt, begun.continue_final_message) == (False, True)
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    thinking = chat(USER, {"role": "assistant", "content": [thought]})
+    assert (thinking.add_generation_prompt, thinking.continue_final_message) == (False, True)
     fresh = chat(USER)
     assert (fresh.add_generation_prompt, fresh.continue_final_message) == (None, None)
+
+
+@pytest.mark.parametrize("content", [[CALL], [text("I look."), CALL]])
+def test_a_call_that_ends_a_conversation_is_not_cut_out_of_it(content):
+    """To go on with a message is to cut what the template writes behind its text: that would be the call."""
+    made = chat(USER, {"role": "assistant", "content": content})
+    assert made.messages[-1].tool_calls
+    assert (made.add_generation_prompt, made.continue_final_message) == (None, None)
+
+
+@pytest.mark.parametrize("content", ["", [], [text("")], [{"type": "redacted_thinking", "data": "x"}]])
+def test_an_answer_that_has_not_begun_is_left_out(content):
+    made = chat(USER, {"role": "assistant", "content": content})
+    assert [message.role for message in made.messages] == ["user"]
+    assert (made.add_generation_prompt, made.continue_final_message) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +200,12 @@ def test_fields_have_their_counterparts(fields, expected):
         ),
         ({"system": [{"type": "image"}]}, "system", r"system\[0\] must be a block"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools", "tools.0..type is 'bash_20250124'"),
+        ({"tools": [{"name": "f", "description": ["a"]}]}, "tools", r"tools\[0\].description must be a string"),
+        (
+            {"tool_choice": {"type": "auto", "disable_parallel_tool_use": "no"}},
+            "tool_choice",
+            "disable_parallel_tool_use must be true or false, got 'no'",
+        ),
         ({"tool_choice": {}}, "tool_choice", "must be auto, any, tool"),
         ({"tool_choice": {"type": ["any"]}}, "tool_choice", "must be auto, any, tool"),
         ({"thinking": {"type": "enabled", "budget_tokens": True}}, "thinking", "budget_tokens must be a whole number"),
@@ -225,11 +249,33 @@ def test_a_whole_answer_has_its_blocks_in_the_order_of_the_stream():
 
 
 @pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"a": NaN, "b": [-Infinity, 1e999, 1.5]}', {"a": None, "b": [None, None, 1.5]}),
+        ('{"a": "\\ud800", "\\uDC00": "\\ud83d\\ude00"}', {"a": "\ufffd", "\ufffd": "\U0001f600"}),
+        ('{"a": "\\\\ud800"}', {"a": "\\ud800"}),
+        ('{"a": ' + "[" * 300 + "]" * 300 + "}", {}),
+        ('{"a": ' + "[" * 100_000, {}),
+        ('{"a": [' + "[]," * 300 + "[]]}", {"a": [[]] * 301}),
+        ('{"a": ' + "9" * 5000 + "}", {}),
+        ("[1]", {}),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_whatever_a_model_writes_as_arguments_an_answer_can_be_sent(arguments, expected):
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    [block] = message_content([{"tool_calls": [call]}])
+    assert block["input"] == expected
+    json.dumps(block, allow_nan=False, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
     ("ending", "reason", "sequence"),
     [
         (Ending("stop", None, has_calls=False, is_as_long_as_asked=True), "end_turn", None),
         (Ending("stop", 5, has_calls=False, is_as_long_as_asked=False), "end_turn", None),
         (Ending("stop", "x", has_calls=False, is_as_long_as_asked=False), "stop_sequence", "x"),
+        (Ending("stop", "x", has_calls=True, is_as_long_as_asked=False), "stop_sequence", "x"),
         (Ending("stop", None, has_calls=True, is_as_long_as_asked=False), "tool_use", None),
         (Ending("length", None, has_calls=True, is_as_long_as_asked=True), "max_tokens", None),
         (Ending("length", None, has_calls=False, is_as_long_as_asked=False), "model_context_window_exceeded", None),

@@ -153,6 +153,13 @@ def test_stop_sequences_and_the_end_of_the_context(client):
     stopped = client.messages.create(**ASKED, stop_sequences=[word])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", word)
     assert stopped.content[0].text == text[: text.index(word)]
+    nothing = client.messages.create(**ASKED, stop_sequences=[text[:1]])
+    with client.messages.stream(**ASKED, stop_sequences=[text[:1]]) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_message()
+    assert streamed.content == nothing.content == []
+    assert kinds == ["message_start", "message_delta", "message_stop"]
+    assert (streamed.stop_reason, streamed.stop_sequence) == ("stop_sequence", text[:1])
     endless = {**ASKED, "max_tokens": 1_000_000, "extra_body": {"temperature": 0}}
     long = client.messages.create(**endless)
     assert long.stop_reason in ("end_turn", "model_context_window_exceeded"), "more than fits is as much as fits"
@@ -206,6 +213,29 @@ async def test_an_engine_that_dies_under_a_stream_ends_it_with_an_error_event():
     assert before[0]["type"] == "message_start"
     assert (last["type"], last["error"]["type"]) == ("error", "api_error")
     assert "died" in last["error"]["message"]
+
+
+@pytest.mark.parametrize("says", ["", "Hi"])
+async def test_blocks_of_text_in_a_stream_are_those_of_the_whole_answer(says):
+    engine = FakeEngine()
+    engine.says = says
+    body = {"messages": [USER], "max_tokens": 9}
+    async with serving(engine) as (client, _):
+        whole = (await client.post(PATH, json=body)).json()
+        events = events_of((await client.post(PATH, json={**body, "stream": True})).text)
+    blocks = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    assert len(blocks) == len(whole["content"]) == bool(says)
+    assert [event["type"] for event in events].count("content_block_stop") == len(blocks)
+
+
+async def test_arguments_that_are_no_json_end_no_answer():
+    engine = FakeEngine(chat_template="{{ tools }}<tool_call>{{ messages[0].content }}", max_model_len=900)
+    engine.says = '<tool_call>\n{"name": "get_weather", "arguments": {"city": NaN, "a": "\\ud800"}}\n</tool_call>'
+    async with serving(engine) as (client, _):
+        answer = await client.post(PATH, json={"messages": [USER], "max_tokens": 200, "tools": TOOLS})
+    assert answer.status_code == 200, answer.text
+    [block] = answer.json()["content"]
+    assert (block["type"], block["input"]) == ("tool_use", {"city": None, "a": "\ufffd"})
 
 
 async def test_a_body_that_is_too_large():

@@ -1,12 +1,17 @@
 """An answer of Anthropic's Messages API: its blocks, why it ended, and what it cost."""
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from rustvllm.server.answers.turn import whole_characters
+
 CONTENT_OF: Final = {"text": "text", "thinking": "thinking", "tool_use": "input"}
 """Where a block of each kind has what it says."""
+_MAX_DEPTH: Final = 200
+"""Lists and objects within each other in the arguments of a call."""
 
 
 def message_content(deltas: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -49,12 +54,42 @@ def new_block(kind: Literal["text", "thinking"]) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call as an object; an answer that was cut in the middle of them has none."""
+    """The arguments of a call as an object that JSON can express, whatever the model wrote.
+
+    An answer that was cut in the middle of them has none, nor has one whose lists are nested too deeply. NaN,
+    infinities and numbers beyond the range of floats become null.
+    """
     try:
-        arguments = json.loads(text or "{}")
+        arguments = json.loads(text or "{}", parse_constant=lambda _: None, parse_float=_finite)
     except (ValueError, RecursionError):
         return {}
-    return arguments if isinstance(arguments, dict) else {}
+    if not isinstance(arguments, dict) or _is_deep(text, arguments):
+        return {}
+    if "\\ud" in text.lower():  # perhaps half of a character
+        arguments = json.loads(whole_characters(json.dumps(arguments, ensure_ascii=False)))
+    return arguments
+
+
+def _finite(number: str) -> float | None:
+    value = float(number)
+    return value if math.isfinite(value) else None
+
+
+def _is_deep(text: str, value: Any) -> bool:
+    """Whether a value of this JSON text is nested so deeply that it may not become JSON again."""
+    if text.count("[") + text.count("{") <= _MAX_DEPTH:
+        return False
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def message_usage(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> dict[str, int]:
@@ -88,10 +123,10 @@ class Ending:
         reason, sequence = None, None
         if self.finish_reason == "length":
             reason = "max_tokens" if self.is_as_long_as_asked else "model_context_window_exceeded"
+        elif self.finish_reason == "stop" and isinstance(self.stop_reason, str):
+            reason, sequence = "stop_sequence", self.stop_reason  # also of a call, which it may have cut
         elif self.finish_reason in ("stop", "tool_calls") and self.has_calls:
             reason = "tool_use"
-        elif self.finish_reason == "stop" and isinstance(self.stop_reason, str):
-            reason, sequence = "stop_sequence", self.stop_reason
         elif self.finish_reason == "stop":
             reason = "end_turn"
         return {"stop_reason": reason, "stop_sequence": sequence}

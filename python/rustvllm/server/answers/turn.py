@@ -17,6 +17,11 @@ REASONING_FIELDS: Final = {
 _ID_CHARS = string.ascii_letters + string.digits
 
 
+def whole_characters(text: str) -> str:
+    """A text with a mark in place of each half of a character, which JSON can escape and UTF-8 cannot express."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TurnReading:
     """How the answers of one request are read.

@@ -4,7 +4,6 @@ Messages of blocks become messages of text, images, calls and results; a convers
 words is gone on with. What cannot be done is refused in the words of the body.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -30,8 +29,12 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
     """
     refuse_unbuilt(body, MESSAGES_REFUSALS)
     fields: dict[str, Any] = {"model": body.model, "messages": _messages(body)}
-    if body.messages[-1].role == "assistant":  # it has begun to answer
-        fields.update(add_generation_prompt=False, continue_final_message=True)
+    last = fields["messages"][-1]
+    if last.role == "assistant" and not last.tool_calls:
+        if any(part["text"] for part in _parts(last)) or (last.model_extra or {}).get("reasoning"):
+            fields.update(add_generation_prompt=False, continue_final_message=True)  # it has begun to answer
+        else:
+            fields["messages"].pop()
     if body.tools:
         fields["tools"] = [_tool(f"tools[{index}]", tool) for index, tool in enumerate(body.tools)]
     fields |= _choice(body.tool_choice) | _output(body.output_config)
@@ -187,7 +190,8 @@ def _call(at: str, block: Mapping[str, Any]) -> dict[str, Any]:
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         raise InvalidRequestError(f"{at}.input must be an object, got {shown(arguments)}.", "messages")
-    function = {"name": _string(at, block, "name"), "arguments": json.dumps(arguments, ensure_ascii=False)}
+    # An object is what templates get in the end, so the arguments stay one.
+    function = {"name": _string(at, block, "name"), "arguments": arguments}
     return {"id": _string(at, block, "id"), "type": "function", "function": function}
 
 
@@ -198,6 +202,8 @@ def _tool(at: str, tool: Mapping[str, Any]) -> dict[str, Any]:
             "it out, or give a tool of your own, of the type 'custom'.",
             "tools",
         )
+    if tool.get("description") is not None:
+        _string(at, tool, "description", "tools")
     function = {key: tool[key] for key in ("name", "description", "strict") if tool.get(key) is not None}
     if (schema := tool.get("input_schema")) is not None:
         function["parameters"] = schema
@@ -208,7 +214,12 @@ def _choice(choice: Mapping[str, Any] | None) -> dict[str, Any]:
     if choice is None:
         return {}
     kind = choice.get("type")
-    fields: dict[str, Any] = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
+    is_single = choice.get("disable_parallel_tool_use")
+    if is_single is not None and not isinstance(is_single, bool):
+        raise InvalidRequestError(
+            f"tool_choice.disable_parallel_tool_use must be true or false, got {shown(is_single)}.", "tool_choice"
+        )
+    fields: dict[str, Any] = {"parallel_tool_calls": False} if is_single else {}
     if kind == "tool":
         return {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}, **fields}
     if not isinstance(kind, str) or kind not in _CHOICES:

@@ -100,6 +100,10 @@ class ChunkRenderer:
         after = b',"logprobs":null,"finish_reason":null,"stop_reason":null%b}]' % self._no_ids
         return before, b"".join((self._text_end, after, self._end))
 
+    def before_text(self) -> bytes:
+        """What has to stand before the first event of the core that holds text."""
+        return b""
+
     def note_calls(self, index: int, num_calls: int) -> None:
         """The core has read a choice to its end, and found calls of tools in it."""
 
@@ -176,6 +180,10 @@ class ChunkRenderer:
     def error(self, exc: BaseException) -> bytes:
         """The event of an error that ends the stream."""
         return error_event(exc, "")
+
+    def large_opening(self) -> Iterable[bytes]:
+        """What of the opening is too large to go out with it; a few milliseconds' work each."""
+        return ()
 
     def closing(self) -> Iterable[bytes]:
         """What stands at the end of the stream, behind the ends of all choices; a few milliseconds' work each."""
@@ -283,6 +291,7 @@ class PromptEvents:
         self._first = first
         self._writer = writer
         self._open: Callable[[], bytes] | None = None
+        self._has_text = False
 
     def open_with(self, opening: Callable[[], bytes]) -> None:
         """Chunks that the choices begin with; made when they are needed."""
@@ -290,6 +299,9 @@ class PromptEvents:
 
     def write(self, event: bytes) -> bool:
         """Send an event, which may be empty: what opens the choices goes with it; whether more can be taken now."""
+        if event and not self._has_text:
+            self._has_text = True
+            event = self._chunks.before_text() + event
         if self._open is not None:
             event = self.opening() + event
         return self._writer.write(event) if event else True
@@ -363,6 +375,9 @@ class ChunkStream:
                 is_long = not self._is_core_rendered and (n > FEW_PARTS or is_large([output], ()))
                 opening = partial(self._open, prompt_index, output)
                 events.append(await asyncio.to_thread(opening) if is_long else opening())
+                for piece in chunks.large_opening():
+                    yield piece
+                    await asyncio.sleep(0)
             began = 0.0 if len(output.outputs) > FEW_PARTS else time.monotonic()
             for completion in output.outputs:
                 if time.monotonic() - began > TURN_SECONDS:

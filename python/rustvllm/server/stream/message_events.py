@@ -56,20 +56,22 @@ class MessageEventRenderer(ChunkRenderer):
             "stop_sequence": None,
             "usage": usage,
         }
-        start = event("message_start", message=message)
-        return start + self._open(new_block("text")) if self.readers is None else start
+        return event("message_start", message=message)
 
     def template(self, index: int) -> tuple[bytes, bytes]:
         """What stands before and after the text in an event of choice ``index``, the only one."""
         before, after = _TEXT_DELTA
         return before % index, after
 
+    def before_text(self) -> bytes:
+        return self._within("text")
+
     def wants_chunk(self, completion: CompletionOutput) -> bool:
         return bool(completion.text or completion.token_ids)
 
     def text(self, index: int, text: str, completion: CompletionOutput) -> bytes:
         if self.readers is None:
-            return self._text_event(text)
+            return self.before_text() + self._text_event(text) if text else b""
         return b"".join(map(self._grown, self.readers[index].read(text, completion.token_ids)))
 
     def finish(
@@ -83,7 +85,7 @@ class MessageEventRenderer(ChunkRenderer):
         """The last events of the answer, and those that end the message."""
         has_calls = False
         if self.readers is None:
-            events = [self._text_event(text)]
+            events = [self.before_text(), self._text_event(text)] if text else []
         else:
             reader = self.readers[index]
             deltas = [*reader.read(text, () if completion is None else completion.token_ids), *reader.finish()]
