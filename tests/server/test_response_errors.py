@@ -55,6 +55,11 @@ BAD = [
     ({"input": [{"type": "function_call_output", "output": "b"}]}, "input", ("input[0].call_id is required",)),
     ({"input": [{"type": "function_call_output", "call_id": "b"}]}, "input", ("input[0].output is required",)),
     ({"input": [{"type": "reasoning", "summary": [{"text": 3}]}]}, "input", ("input[0].summary[0]", "string")),
+    (
+        {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}},
+        "tool_choice",
+        ("tool_choice.tools[0] must be an object of the type function or custom", "'mcp'"),
+    ),
     ({"instructions": 3}, "instructions", ("valid string", "3")),
     ({"max_output_tokens": 0}, "max_output_tokens", ("max_output_tokens must be at least 1, got 0",)),
     ({"max_output_tokens": 9999}, "max_output_tokens", ("max_output_tokens is 9999", "4000")),
@@ -244,6 +249,10 @@ async def test_numbers_that_json_has_not_are_never_repeated(number):
             response = await client.post(URL, content=content, headers={"Content-Type": "application/json"})
             assert response.status_code in (200, 400), (body, response.text)
             json.loads(response.text, parse_constant=pytest.fail)
+        body = {"input": "Hi", "tools": [{**WEATHER, "parameters": {"default": "x"}}], "tool_choice": "none"}
+        content = json.dumps(body).replace('"x"', number)
+        response = await client.post(URL, content=content, headers={"Content-Type": "application/json"})
+        assert_error(response, 400, "BadRequestError", param="tools", says=("tools holds NaN or an infinity",))
 
 
 async def test_an_engine_that_dies_in_a_stream_ends_it_as_failed():

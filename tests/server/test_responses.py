@@ -3,7 +3,7 @@
 import pytest
 from asgi_client import serving
 from fake_engine import expected_text
-from response_stream import CITY, PATCH, URL, WEATHER, answered, events_of, refused, saying, text_of
+from response_stream import CITY, PATCH, URL, WEATHER, answered, events_of, joined, refused, saying, text_of
 
 from rustvllm import _core
 
@@ -218,6 +218,35 @@ async def test_a_custom_tool_is_called_with_a_text():
     [call] = answer["output"]
     assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "patch", 'a "b"\n\u00e9')
     assert answer["tools"] == [{**PATCH, "format": {"type": "text"}}]
+
+
+async def test_half_of_a_character_in_a_custom_tools_input_ends_no_answer():
+    """JSON can escape it, UTF-8 cannot express it."""
+    async with saying(PATCHED.replace("00e9", "d83d")) as (client, _):
+        answer = await answered(client, tools=[PATCH])
+    assert answer["output"][0]["input"] == 'a "b"\n\ufffd'
+
+
+async def test_what_a_stream_repeats_of_a_large_request_comes_in_pieces():
+    """An event of megabytes, made and sent in one go, would hold up the others for as long."""
+    tools = [{**WEATHER, "description": "long " * 400_000}, *({**TIME, "name": f"a{index}"} for index in range(999))]
+    async with saying("Yes.", "{{ messages[0].content }}") as (client, _):
+        app, sizes = client._transport.app, []
+
+        async def noting(scope, receive, send):
+            async def note(message):
+                sizes.append(len(message.get("body", b"")))
+                await send(message)
+
+            await app(scope, receive, note)
+
+        client._transport.app = noting
+        body = {"input": "Hi", "stream": True, "tools": tools, "tool_choice": "none"}
+        answer = joined(events_of(await client.post(URL, json=body)))
+    assert len(answer["tools"]) == 1000
+    assert text_of(answer) == "Yes."
+    assert sum(sizes) > 6_000_000, "the first two events and the last one repeat the tools"
+    assert max(sizes) <= 512 << 10
 
 
 async def test_a_call_that_is_cut_short_shows_what_there_is_of_it():

@@ -338,7 +338,8 @@ class TemplateLink(asyncio.Protocol):
         self._waiting.append(answer)
         if self._timer is None:
             self._timer = loop.call_later(WALL_SECONDS, self._give_up)
-        self._transport.write(framed(order))
+        self._transport.write(len(order).to_bytes(LENGTH_BYTES, "big"))
+        self._transport.write(order)  # by itself: a copy of megabytes takes milliseconds
         return await answer
 
     def close(self) -> None:

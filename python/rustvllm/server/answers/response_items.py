@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rustvllm.outputs import CompletionOutput
 from rustvllm.server.answers.logprobs import LogprobsRenderer
-from rustvllm.server.answers.turn import TurnReader
+from rustvllm.server.answers.turn import TurnReader, whole_characters
 
 ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -214,7 +214,7 @@ def custom_input(arguments: str) -> str:
             continue
         if isinstance(given, dict) and isinstance(given.get("input"), str):
             text: str = given["input"]
-            return text
+            return whole_characters(text)
     return arguments
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal
 
+from rustvllm.exceptions import InvalidRequestError
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.server.answers.large_answers import json_pieces
 from rustvllm.server.answers.usage import UsageCounter
@@ -71,11 +72,21 @@ class Echo:
     Attributes:
         fields: The members.
         json: The same as the inner part of a JSON object.
+
+    Raises:
+        InvalidRequestError: A member holds NaN or an infinity.
     """
 
     def __init__(self, asked: ResponsesRequest, params: SamplingParams) -> None:
         self.fields = _echoed(asked, params)
-        self.json = _json(self.fields)[1:-1]
+        try:
+            self.json = _json(self.fields)[1:-1]
+        except ValueError:
+            name = next(name for name, value in self.fields.items() if not _is_json(value))
+            place = "text.format.schema" if name == "text" else name
+            raise InvalidRequestError(
+                f"{place} holds NaN or an infinity, which JSON does not have: leave it out.", name
+            ) from None
 
 
 class ResponseFrame:
@@ -113,6 +124,14 @@ class ResponseFrame:
     def _json(self, state: dict[str, Any], output: Iterable[bytes], usage: dict[str, Any] | None) -> list[bytes]:
         head = _json({**self._head, **state, **self._model})[:-1] + b',"output":'
         return [head, *output, b',"usage":%b,' % _json(usage), self._echo.json, b"}"]
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        _json(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _json(value: Any) -> bytes:

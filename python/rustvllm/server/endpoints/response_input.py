@@ -391,6 +391,14 @@ def _tool_choice(choice: str | Mapping[str, Any]) -> str | dict[str, Any]:
     elif choice.get("type") == "allowed_tools":
         tools = choice.get("tools")
         if isinstance(tools, list):
+            for number, tool in enumerate(tools):
+                kind = tool.get("type") if isinstance(tool, Mapping) else shown(tool)
+                if kind not in (None, "function", "custom"):
+                    raise InvalidRequestError(
+                        f"tool_choice.tools[{number}] must be an object of the type function or custom, with a name, "
+                        f"got {shown(tool)}.",
+                        "tool_choice",
+                    )
             tools = [{"type": "function", "function": tool} for tool in tools]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
     raise InvalidRequestError(

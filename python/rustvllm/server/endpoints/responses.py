@@ -68,12 +68,7 @@ class ResponsesFace(ChatFace):
 
     async def prompts(self, run: Run) -> list["TextPrompt"]:
         prompts = await super().prompts(run)
-        try:
-            self._echo = await run(lambda: Echo(self.asked, self.params))
-        except ValueError:  # all else that it repeats has been made JSON before
-            raise InvalidRequestError(
-                "text.format.schema holds NaN or an infinity, which JSON does not have: leave it out.", "text"
-            ) from None
+        self._echo = await run(lambda: Echo(self.asked, self.params))
         return prompts
 
     def as_sent(self, error: InvalidRequestError) -> InvalidRequestError:

@@ -87,6 +87,7 @@ class ResponseEvents(ChunkRenderer):
         """What the events are about; to be called before the first."""
         self.frame, self.items = frame, items
         self._finished: list[list[bytes]] = []
+        self._first: list[bytes] = []
         self._last: list[bytes] = []
 
     @property
@@ -99,10 +100,19 @@ class ResponseEvents(ChunkRenderer):
         return bool(completion.text or completion.token_ids)
 
     def opening(self) -> bytes:
-        """The events that a response begins with."""
+        """The events that a response begins with; nothing if they repeat so much that they come in pieces."""
         state = self.frame.in_progress()
         kinds = ("response.created", "response.in_progress")
-        return b"".join(part for kind in kinds for part in self._event(kind, b'"response":', state))
+        parts = [part for kind in kinds for part in self._event(kind, b'"response":', state)]
+        if sum(map(len, parts)) <= _FEW_BYTES:
+            return b"".join(parts)
+        self._first = parts
+        return b""
+
+    def large_opening(self) -> Iterator[bytes]:
+        """The events that a response begins with, a few of their bytes at a time."""
+        parts, self._first = self._first, []
+        return _pieces(parts)
 
     def text(self, index: int, text: str, completion: CompletionOutput) -> bytes:  # noqa: ARG002 -- there is one choice
         """The events of more of the answer."""
@@ -126,15 +136,7 @@ class ResponseEvents(ChunkRenderer):
 
     def closing(self) -> Iterator[bytes]:
         """The end of the response, a few of its bytes at a time."""
-        some: list[bytes] = []
-        size = 0
-        for part in self._last:
-            some.append(part)
-            size += len(part)
-            if size > _FEW_BYTES:
-                yield b"".join(some)
-                some, size = [], 0
-        yield b"".join(some)
+        return _pieces(self._last)
 
     def error(self, exc: BaseException) -> bytes:
         """The events of an error that ends the stream; a response that has begun keeps what was said so far."""
@@ -207,3 +209,19 @@ class ResponseEvents(ChunkRenderer):
         head = b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b' % (name, name, self._number, body)
         self._number += 1
         return [head, *(parts or ()), b"}\n\n"]
+
+
+def _pieces(parts: list[bytes]) -> Iterator[bytes]:
+    """What parts are together, a few of their bytes at a time."""
+    some: list[bytes] = []
+    size = 0
+    for part in parts:
+        for start in range(0, len(part), _FEW_BYTES):
+            piece = part[start : start + _FEW_BYTES]
+            some.append(piece)
+            size += len(piece)
+            if size > _FEW_BYTES:
+                yield b"".join(some)
+                some, size = [], 0
+    if some:
+        yield b"".join(some)
