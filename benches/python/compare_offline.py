@@ -234,7 +234,7 @@ def compare(engines: Mapping[str, Engine], args: argparse.Namespace, model: Path
 def kind_of_weights(args: argparse.Namespace, model: Path) -> str:
     """The format of rustvllm's weights: f32, bf16, or the value of ``--quantization``.
 
-    What a quantised folder has in 16 bits, beside experts in MXFP4, stays in them.
+    What a quantised folder has in 16 bits, next to experts in MXFP4, stays in them.
     """
     is_quantised = "quantization_config" in json.loads((model / "config.json").read_text())
     return args.quantization or ("bf16" if is_quantised else {"float32": "f32", "bfloat16": "bf16"}[args.dtype])

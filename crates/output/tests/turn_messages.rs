@@ -147,7 +147,7 @@ fn channels_are_told_apart_without_tools_and_without_reasoning() {
                 to=functions.g<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>Hi";
     assert_eq!(messages_of(text, (false, true), false), message("Hm.", "{}\nHi", &[]));
     assert_eq!(messages_of(text, (true, false), false), message("", "Hm.\nHi", &[("g", "{}", true)]));
-    // Marks of gpt-oss beside another format of calls: as every other format.
+    // Marks of gpt-oss with another format of calls: as every other format.
     let mixed =
         TurnParser::new(TurnFormat::named("hermes"), ReasoningFormat::named("openai_gptoss"), tools(), false);
     let turn = read(

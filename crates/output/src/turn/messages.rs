@@ -308,7 +308,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Whether the message is for someone other than the user.
+    /// Whether the message is for a tool and not for the user.
     fn is_to_another(&self) -> bool {
         self.recipient
             .is_some_and(|name| !matches!(name, "user" | "all" | "assistant") && !name.starts_with(FUNCTIONS))

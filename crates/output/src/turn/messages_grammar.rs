@@ -5,11 +5,11 @@ use serde_json::{Map, Value};
 use super::grammar::{CallGrammar, GrammarRefusal, Thinking, json_rule, line};
 use super::messages::{CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START};
 
-/// A text of a message where marks are no tokens of their own: it has none.
+/// A text of a message where marks are not tokens of their own: it has none.
 const UNMARKED: &str = r"~/(?s:.*)<\|(start|channel|message|end|call|return)\|>(?s:.*)/";
 
 impl CallGrammar<'_> {
-    /// A grammar for messages, the last of which may be a call. `schema`: the answer, if it is no call, is JSON of it.
+    /// A grammar for messages, the last of which may be a call. `schema`: the answer, if it is not a call, is JSON of it.
     ///
     /// The calls of strict tools obey their schemas; with `all_obey`, those of other tools do too.
     ///
