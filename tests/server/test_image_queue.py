@@ -34,8 +34,8 @@ class SlowDecoder:
         self.go = threading.Event()
         self.urls = []
 
-    def tiles_of(self, url, where, vision):
-        self.urls.append(url.rpartition(",")[2])
+    def tiles_of(self, url, _where, vision, before=""):
+        self.urls.append((before + url).rpartition(",")[2])
         assert self.go.wait(30)
         return ImageTiles(bytes(vision.max_image_bytes), bytes(16), 0, 0)
 

@@ -51,6 +51,7 @@ class DecodeProcess:
         if not url.isascii():
             raise InvalidRequestError(f"{where} is not valid base64: it holds other characters than ASCII", "image_url")
         head = json.dumps({"where": where, "vision": dataclasses.asdict(vision)}).encode()
+        how = ""
         for _ in range(_ATTEMPTS):
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -60,7 +61,7 @@ class DecodeProcess:
                 raise
             except TimeoutError:
                 self.close()
-                how = ""
+                break
             except (EOFError, OSError):  # it has ended
                 how = self._how_it_was_ended()
             except BaseException:  # what it still says of this image must not be taken for its word on the next

@@ -66,7 +66,8 @@ def _arguments(text: str) -> dict[str, Any]:
     if not isinstance(arguments, dict) or _is_deep(text, arguments):
         return {}
     if "\\ud" in text.lower():  # perhaps half of a character
-        arguments = json.loads(whole_characters(json.dumps(arguments, ensure_ascii=False)))
+        whole: dict[str, Any] = json.loads(whole_characters(json.dumps(arguments, ensure_ascii=False)))
+        return whole
     return arguments
 
 
