@@ -78,6 +78,9 @@ pub struct Turn {
     pub inv_freq: Vec<f32>,
     /// What turned heads are multiplied by.
     pub scaling: f32,
+    /// Which part of a position turns each pair, where a token's position has several parts; pairs beyond the last entry are
+    /// turned by the first part.
+    pub axes: Vec<usize>,
 }
 
 /// Cosines and sines of the positions of the last step, of each kind of turn.
@@ -85,6 +88,7 @@ pub struct Turn {
 pub struct Angles {
     turns: Vec<Turn>,
     positions: Vec<i32>,
+    parts: usize,
     /// Of each kind, as in [`Rotary`].
     cos_sin: Vec<[Vec<f32>; 2]>,
 }
@@ -94,17 +98,24 @@ impl Angles {
     #[must_use]
     pub fn new(turns: Vec<Turn>) -> Self {
         let cos_sin = turns.iter().map(|_| [Vec::new(), Vec::new()]).collect();
-        Self { turns, positions: Vec::new(), cos_sin }
+        Self { turns, positions: Vec::new(), parts: 1, cos_sin }
     }
 
     /// Those of a step's tokens; they are computed once for calls with the same positions, one after the other.
-    pub fn of(&mut self, positions: &[i32], threads: &Threads) -> Vec<Rotary<'_>> {
-        if self.positions != positions {
+    ///
+    /// # Arguments
+    ///
+    /// * `positions`: `[parts, num_tokens]`. A pair is turned by the part that [`Turn::axes`] names, or by the first if there
+    ///   are not so many. Parts that are equal turn heads as one part does, bit for bit.
+    /// * `parts`: how many parts a position has, at least 1.
+    pub fn of(&mut self, positions: &[i32], parts: usize, threads: &Threads) -> Vec<Rotary<'_>> {
+        if self.parts != parts || self.positions != positions {
             self.positions.clear();
             for (turn, cos_sin) in self.turns.iter().zip(&mut self.cos_sin) {
-                turn.fill(positions, threads, cos_sin);
+                turn.fill(positions, parts.max(1), threads, cos_sin);
             }
             self.positions.extend(positions);
+            self.parts = parts;
         }
         let widths = self.turns.iter().map(|turn| 2 * turn.inv_freq.len());
         self.cos_sin.iter().zip(widths).map(|([cos, sin], width)| Rotary { cos, sin, width }).collect()
@@ -112,24 +123,29 @@ impl Angles {
 }
 
 impl Turn {
-    fn fill(&self, positions: &[i32], threads: &Threads, [cos, sin]: &mut [Vec<f32>; 2]) {
+    fn fill(&self, positions: &[i32], parts: usize, threads: &Threads, [cos, sin]: &mut [Vec<f32>; 2]) {
         let half = self.inv_freq.len();
+        let num_tokens = positions.len() / parts;
         for numbers in [&mut *cos, &mut *sin] {
             numbers.clear();
-            numbers.resize(positions.len() * 2 * half, 0.0);
+            numbers.resize(num_tokens * 2 * half, 0.0);
         }
+        // Where the part of each pair begins.
+        let axes = self.axes.iter().map(|&axis| if axis < parts { axis } else { 0 });
+        let begins: Vec<usize> =
+            axes.chain(std::iter::repeat(0)).take(half).map(|axis| axis * num_tokens).collect();
         let together = 2 * half * TOGETHER;
-        let parts = positions.chunks(TOGETHER).zip(cos.chunks_mut(together).zip(sin.chunks_mut(together)));
+        let parts = cos.chunks_mut(together).zip(sin.chunks_mut(together)).enumerate();
         let parts: Vec<_> = parts.map(Mutex::new).collect();
         threads.for_each(parts.len(), parts.len() > 1, |part| {
             // Each part is taken once: the lock is never waited for.
-            let (positions, (cos, sin)) = &mut *parts[part].lock().unwrap_or_else(PoisonError::into_inner);
+            let (number, (cos, sin)) = &mut *parts[part].lock().unwrap_or_else(PoisonError::into_inner);
             let rows = cos.chunks_exact_mut(2 * half).zip(sin.chunks_exact_mut(2 * half));
-            for (&position, (cos, sin)) in positions.iter().zip(rows) {
+            for (token, (cos, sin)) in (*number * TOGETHER..).zip(rows) {
                 let (cos, second_cos) = cos.split_at_mut(half);
                 let (sin, second_sin) = sin.split_at_mut(half);
-                for (i, inv_freq) in self.inv_freq.iter().enumerate() {
-                    let (s, c) = (position as f32 * inv_freq).sin_cos();
+                for (i, (inv_freq, begin)) in self.inv_freq.iter().zip(&begins).enumerate() {
+                    let (s, c) = (positions[begin + token] as f32 * inv_freq).sin_cos();
                     let (s, c) = (s * self.scaling, c * self.scaling);
                     (cos[i], second_cos[i], sin[i], second_sin[i]) = (c, c, -s, s);
                 }

@@ -122,16 +122,16 @@ class CpuDecoder:
         num_kv_heads: int,
         head_dim: int,
         *,
-        turns: Sequence[tuple[npt.NDArray[np.float32], float]] = (),
+        turns: Sequence[tuple[npt.NDArray[np.float32], float, Sequence[int]]] = (),
         head: PackedLinear | None = None,
     ) -> Self:
         """Parts that stay as they are from now on: their layers can no more be packed anew (``RuntimeError``).
 
         A norm is its weight, its bias (None: an RMS norm) and eps. A block is a dictionary; its keys are those of
         ``PreNormBlock``, with the activation by name. Without a last norm ``forward`` gives the stream as it is.
-        ``turns`` are the frequencies of pairs of features, in radians per position, and the factor on what was turned,
-        of each kind that a block names by its number. With a ``head``, which takes the normed stream, there is
-        ``forward_logits``.
+        ``turns`` are the frequencies of pairs of features, in radians per position, the factor on what was turned, and
+        which part of a position turns each pair (empty: the first), of each kind that a block names by its number.
+        With a ``head``, which takes the normed stream, there is ``forward_logits``.
 
         Raises ``ValueError`` for sizes that do not fit, ``TypeError`` for norms that are not float32.
         """
@@ -148,7 +148,8 @@ class CpuDecoder:
 
         Returns the ns in norms, rotary positions and gates; in products; and in attention.
 
-        ``hidden``, which is overwritten, and ``out`` are ``[num_tokens, hidden_size]``, ``positions`` the tokens' own.
+        ``hidden``, which is overwritten, and ``out`` are ``[num_tokens, hidden_size]``, ``positions`` the tokens' own,
+        ``[num_tokens]`` or ``[parts, num_tokens]``.
         All are of the caches' type, float32 or bfloat16 seen as uint16, contiguous, and share memory with nothing else.
         ``adapters`` add to the layers for their tokens, which are given in ascending order. Releases the interpreter.
 

@@ -110,6 +110,24 @@ class PreNormDecoder:
 
 
 @dataclass(frozen=True, slots=True)
+class AddedRows:
+    """What is added to the stream of some tokens between blocks.
+
+    Attributes:
+        places: int64 ``[n]``, indices of the step's tokens, each once.
+        rows: ``[n, hidden_size]`` each: added after the first block, after the second, and so on.
+    """
+
+    places: Tensor
+    rows: tuple[Tensor, ...]
+
+    def add(self, block: int, hidden: Tensor) -> None:
+        """Add to the stream, ``[num_tokens, hidden_size]``, what follows the block with this number."""
+        if block < len(self.rows):
+            hidden.index_add_(0, self.places, self.rows[block].to(hidden.dtype))
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLogits:
     """The result of a decoder that includes the head.
 
@@ -134,14 +152,23 @@ class DecoderKernel(Protocol):
         """Whether it also computes ``num_rows`` rows of logits; else something else computes them."""
         ...
 
-    def forward(self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: object) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[Tensor],
+        attention: object,
+        added: AddedRows | None = None,
+    ) -> Tensor:
         """Run all blocks, and the last norm if there is one.
 
         Args:
             hidden: ``[num_tokens, hidden_size]``, the embedded tokens; may be overwritten.
-            positions: int32 ``[num_tokens]``, the position of each token in its own sequence.
+            positions: int32 ``[num_tokens]``, the position of each token in its own sequence, or ``[3, num_tokens]``
+                where positions have three parts.
             kv_caches: One per block, read and written.
             attention: The step's plan.
+            added: What is added to the stream between blocks; None: nothing.
 
         Returns:
             ``[num_tokens, hidden_size]``, normalized if there is a norm.

@@ -24,6 +24,8 @@ from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.fused import runs_fused, runs_fused_on
 
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+NUM_AXES = 3
+"""Parts of a position of a model that sees images in place: temporal, height, width."""
 _TYPES_WITH_TRAINED_LENGTH = ("llama3", "yarn", "longrope")
 
 
@@ -34,12 +36,15 @@ class RotaryEmbedding:
         inv_freq: float32 ``[rotary_dim / 2]``, radians per position.
         attention_scaling: Factor on the rotated vectors (1 except for yarn and longrope).
         max_model_len: The longest sequence; None: unlimited.
+        axes: int64 ``[rotary_dim / 2]``: which part of a position rotates each pair, if a position may have three parts
+            (temporal, height, width); None: positions have one part.
     """
 
     def __init__(self, inv_freq: Tensor, attention_scaling: float = 1.0, max_model_len: int | None = None) -> None:
         self.inv_freq = inv_freq
         self.attention_scaling = attention_scaling
         self.max_model_len = max_model_len
+        self.axes: Tensor | None = None
         self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         # Factors on the position, for both halves of a head's rotated features.
         self._frequencies = torch.cat((inv_freq, inv_freq))
@@ -92,7 +97,7 @@ class RotaryEmbedding:
         """Cosine and sine of every position's angles.
 
         Args:
-            positions: int ``[num_tokens]``.
+            positions: int ``[num_tokens]``, or ``[3, num_tokens]`` with ``axes``.
             dtype: The dtype of the result.
 
         Returns:
@@ -101,7 +106,11 @@ class RotaryEmbedding:
         if self._frequencies.device != positions.device:
             self._frequencies = self._frequencies.to(positions.device)
             self._sine_signs = self._sine_signs.to(positions.device)
-        angles = positions[:, None, None] * self._frequencies  # float32 [T, 1, d]
+        if positions.dim() == 2 and self.axes is not None:
+            of_pairs = positions[self.axes].t()  # [T, d / 2]
+            angles = (torch.cat((of_pairs, of_pairs), dim=-1) * self._frequencies)[:, None]  # float32 [T, 1, d]
+        else:
+            angles = positions[:, None, None] * self._frequencies  # float32 [T, 1, d]
         cos, sin = angles.cos(), angles.sin() * self._sine_signs
         if self.attention_scaling != 1.0:
             cos *= self.attention_scaling
@@ -113,7 +122,7 @@ class RotaryAngles:
 
     Args:
         embedding: The rotary embedding of the layers.
-        positions: int32 ``[num_tokens]``.
+        positions: int32 ``[num_tokens]``, or ``[3, num_tokens]``; see ``RotaryEmbedding.cos_sin``.
         dtype: The dtype of cosines and sines.
     """
 
@@ -134,6 +143,34 @@ class RotaryAngles:
         if self._cos_sin is None:
             self._cos_sin = self._embedding.cos_sin(self.positions, self._dtype)
         return self._cos_sin
+
+
+def section_axes(sections: object, num_pairs: int, *, interleaved: bool) -> Tensor:
+    """Which part of a three-part position rotates each pair of features (``mrope_section``).
+
+    Args:
+        sections: How many pairs each part rotates; three integers.
+        num_pairs: All pairs of a head, the sum of ``sections``.
+        interleaved: Whether the parts take turns pair by pair; otherwise each has its pairs side by side.
+
+    Returns:
+        int64 ``[num_pairs]``: 0 (temporal), 1 (height) or 2 (width).
+
+    Raises:
+        ModelLoadError: ``sections`` are not three numbers with that sum.
+    """
+    is_numbers = isinstance(sections, list | tuple) and len(sections) == NUM_AXES
+    if not is_numbers or not all(type(count) is int and count >= 0 for count in sections) or sum(sections) != num_pairs:
+        raise ModelLoadError(
+            f"config.json: mrope_section must be {NUM_AXES} integers whose sum is {num_pairs}, half the features of a "
+            f"head, got {sections!r:.80}"
+        )
+    if not interleaved:
+        return torch.arange(NUM_AXES, device="cpu").repeat_interleave(torch.tensor(sections, device="cpu"))
+    axes = torch.zeros(num_pairs, dtype=torch.int64, device="cpu")
+    for axis in range(1, NUM_AXES):
+        axes[axis : NUM_AXES * sections[axis] : NUM_AXES] = axis
+    return axes
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rustvllm.attention.backend import AttentionPlan
 from rustvllm.attention.metadata import KVCacheSpec
-from rustvllm.layers.decoder import DecoderKernel, DecoderLogits, PreNormDecoder
+from rustvllm.layers.decoder import AddedRows, DecoderKernel, DecoderLogits, PreNormDecoder
 from rustvllm.layers.linear import Embedding, Linear, LinearKernel, plain_linear
 from rustvllm.layers.parallel import (
     NoEmbedding,
@@ -45,7 +45,8 @@ class CausalLM(nn.Module, ABC):
         has_parameters_alone: Whether all its tensors that depend on a device are parameters, so that a model built
             without memory can be given memory later.
         given_rows: Embeddings that replace those of some tokens of the next step: the tokens' indices, int64 ``[n]``,
-            and the rows, ``[n, hidden_size]``; None if there are none.
+            and the rows, ``[n, hidden_size]``; None if there are none. Wider rows, ``[n, (1 + k) · hidden_size]``, also
+            have what is added to the stream after each of the first k layers.
         logit_cap: Replaces logits by ``cap · tanh(logits / cap)``; None disables this.
     """
 
@@ -100,7 +101,8 @@ class CausalLM(nn.Module, ABC):
 
         Args:
             input_ids: int ``[num_tokens]``.
-            positions: int ``[num_tokens]``, the position of each token in its own sequence.
+            positions: int ``[num_tokens]``, the position of each token in its own sequence, or ``[3, num_tokens]`` for
+                a model whose positions have three parts.
             kv_caches: One per layer, ``[2, num_blocks, block_size, num_kv_heads, head_dim]``; written and read.
             attention: The step's plan.
 
@@ -126,7 +128,15 @@ class CausalLM(nn.Module, ABC):
         if self.given_rows is None:
             return hidden
         places, rows = self.given_rows
-        return hidden.index_copy(0, places, rows.to(hidden.dtype))
+        return hidden.index_copy(0, places, rows[:, : self.hidden_size].to(hidden.dtype))
+
+    @property
+    def added_rows(self) -> AddedRows | None:
+        """What is added to the stream between layers in the next step; None: nothing."""
+        if self.given_rows is None or self.given_rows[1].shape[1] == self.hidden_size:
+            return None
+        _, *rows = self.given_rows[1].split(self.hidden_size, dim=1)
+        return AddedRows(self.given_rows[0], tuple(rows))
 
     def run_layers(
         self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
@@ -225,7 +235,7 @@ class CausalLM(nn.Module, ABC):
             chooses: Whether the ids of the largest logits are wanted.
         """
         kernel, num_tokens = self.decoder_kernel, input_ids.shape[0]
-        if kernel is None or not (self.stage.is_first and self.stage.is_last):
+        if kernel is None or not (self.stage.is_first and self.stage.is_last) or self.added_rows is not None:
             return None
         num_rows = num_tokens if places is None else places.shape[0]
         if not kernel.takes(num_tokens, attention) or not kernel.takes_head(num_rows):

@@ -24,6 +24,7 @@ from rustvllm.attention.cpu_backend import CPUAttentionPlan
 from rustvllm.layers.cpu.linear import NUM_ROW_CLASSES, CoreLinear, LinearByRows, core_activation, row_class
 from rustvllm.layers.cpu.norm import CoreNorm, NormParts
 from rustvllm.layers.decoder import (
+    AddedRows,
     DecoderLogits,
     DenseMLPParts,
     ExpertMLPParts,
@@ -83,10 +84,19 @@ class CoreDecoder:
         """See ``DecoderKernel.takes_head``."""
         return self._head_classes[row_class(num_rows)]
 
-    def forward(self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: object) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[Tensor],
+        attention: object,
+        added: AddedRows | None = None,
+    ) -> Tensor:
         """See ``DecoderKernel.forward``."""
         assert isinstance(attention, CPUAttentionPlan)
         hidden = hidden.contiguous()
+        if added is not None:
+            return self._forward_halves(hidden, positions, kv_caches, attention, added)
         out = torch.empty_like(hidden)
         self.times = self._core.forward(
             attention.core,
@@ -97,6 +107,25 @@ class CoreDecoder:
             self.adapters or None,
         )
         return out
+
+    def _forward_halves(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[Tensor],
+        attention: CPUAttentionPlan,
+        added: AddedRows,
+    ) -> Tensor:
+        """``forward`` in two calls per block, which give the same bits, with something added after some blocks."""
+        stream, at, caches, plan = host_array(hidden), _int32(positions), self._core_caches(kv_caches), attention.core
+        times = []
+        for index in range(len(self._outline.blocks)):
+            times.append(self._core.attend(plan, index, stream, at, caches))
+            times.append(self._core.multiply(plan, index, stream))
+            added.add(index, hidden)
+        self.times = _sum_times(times)
+        last_norm = self._outline.last_norm
+        return hidden if last_norm is None else last_norm(hidden)
 
     def forward_logits(
         self,
@@ -172,9 +201,17 @@ class SharedCoreDecoder(CoreDecoder):
         """None: the halves cannot apply adapters."""
         return None
 
-    def forward(self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: object) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[Tensor],
+        attention: object,
+        added: AddedRows | None = None,
+    ) -> Tensor:
         """See ``DecoderKernel.forward``."""
         assert isinstance(attention, CPUAttentionPlan)
+        assert added is None, "ranks share no model that adds rows between blocks"
         hidden, plan = hidden.contiguous(), attention.core
         stream, at, caches = host_array(hidden), _int32(positions), self._core_caches(kv_caches)
         times = []
@@ -184,8 +221,7 @@ class SharedCoreDecoder(CoreDecoder):
             times.append(self._core.multiply(plan, index, stream, adds=down.adds_residual))
             down.sum_over_ranks(hidden)
         self.num_spans += len(times)
-        norms, products, attended = (sum(part) for part in zip(*times, strict=True))
-        self.times = (norms, products, attended)
+        self.times = _sum_times(times)
         return hidden if self._last_norm is None else self._last_norm(hidden)
 
 
@@ -207,6 +243,11 @@ def use_core_decoder(model: CausalLM) -> None:
             head_classes = [head is not None for head in heads]
             model.decoder_kernel = CoreDecoder(core, row_classes, head_classes, outline, model.vocab_size)
         logger.debug("decoder blocks in one call of the core: %s", row_classes)
+
+
+def _sum_times(times: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
+    norms, products, attended = (sum(part) for part in zip(*times, strict=True))
+    return norms, products, attended
 
 
 def _takes_all(outline: PreNormDecoder, index: int) -> bool:
@@ -260,7 +301,10 @@ def _make_core(outline: PreNormDecoder, model: CausalLM, head: _core.PackedLinea
     spec = model.kv_cache_spec
     num_heads = outline.blocks[0].out.weight.shape[1] // spec.head_dim
     last_norm = None if outline.last_norm is None else _norm(outline.last_norm)
-    turns = [(turn.inv_freq.float().numpy(), turn.attention_scaling) for turn in outline.turns]
+    turns = [
+        (turn.inv_freq.float().numpy(), turn.attention_scaling, [] if turn.axes is None else turn.axes.tolist())
+        for turn in outline.turns
+    ]
     return _core.CpuDecoder(blocks, last_norm, num_heads, spec.num_kv_heads, spec.head_dim, turns=turns, head=head)
 
 
@@ -305,7 +349,7 @@ def _core_experts(mlp: ExpertMLPParts) -> CoreExperts:
 
 
 def _int32(tensor: Tensor) -> npt.NDArray[np.int32]:
-    array: npt.NDArray[np.int32] = tensor.to(torch.int32).numpy()
+    array: npt.NDArray[np.int32] = tensor.to(torch.int32).contiguous().numpy()
     return array
 
 

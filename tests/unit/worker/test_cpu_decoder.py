@@ -8,11 +8,11 @@ from naive_schedule import NaiveEngine, Request
 
 from rustvllm import _core
 from rustvllm.attention.cpu_backend import CPUAttentionPlan
-from rustvllm.exceptions import ConfigError
+from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.layers.cpu.linear import CoreLinear, LinearByRows, TorchLinear
 from rustvllm.layers.cpu.norm import use_core_norms
 from rustvllm.layers.linear import Linear
-from rustvllm.layers.rotary import RotaryEmbedding, apply_rotary
+from rustvllm.layers.rotary import RotaryEmbedding, apply_rotary, section_axes
 from rustvllm.models.gemma2 import Gemma2ForCausalLM
 from rustvllm.models.gemma3 import Gemma3ForCausalLM
 from rustvllm.models.gpt2 import GPT2LMHeadModel
@@ -378,26 +378,26 @@ def test_what_heads_are_turned_by_must_fit(threads):
     hidden, out = np.ones((2, 1, 8), np.float32)
     caches = _core.CpuCaches([np.zeros((2, 4, 16, 1, 8), np.float32)])
     two = np.ones(2, np.float32)
-    decoder, _ = core_decoder(threads, rotary=0, turns=[(two, 1.0)])
+    decoder, _ = core_decoder(threads, rotary=0, turns=[(two, 1.0, [])])
     decoder.forward(plan, hidden, AT_0, caches, out)
     assert np.isfinite(out).all()
     with pytest.raises(ValueError, match="cos has 8 elements, but 4 are needed"):
         decoder.forward(plan, hidden, np.zeros(2, np.int32), caches, out)
     for turns, message in [
         ([], "heads are turned by cosines and sines number 0, but 0 are given"),
-        ([(np.ones(5, np.float32), 1.0)], "have 10 features, but heads of 8 need an even number from 2 to 8"),
+        ([(np.ones(5, np.float32), 1.0, [])], "have 10 features, but heads of 8 need an even number from 2 to 8"),
     ]:
         with pytest.raises(ValueError, match=message):
             core_decoder(threads, rotary=0, turns=turns)[0].forward(plan, hidden, AT_0, caches, out)
     with pytest.raises(TypeError, match="the frequencies of heads must be an array of float32"):
-        core_decoder(threads, turns=[(two.astype(np.float64), 1.0)])
+        core_decoder(threads, turns=[(two.astype(np.float64), 1.0, [])])
 
 
 @pytest.mark.parametrize("rope", [{}, {"rope_parameters": YARN_ROPE}])
 def test_the_core_turns_by_the_angles_of_the_modules(threads, rope):
     """Far positions, too: what a head is turned by is seen in the keys that are written."""
     rotary = RotaryEmbedding.from_config(SIZES | {"head_dim": 8} | rope, 8, 1 << 20)
-    turns = [(rotary.inv_freq.numpy(), rotary.attention_scaling)]
+    turns = [(rotary.inv_freq.numpy(), rotary.attention_scaling, [])]
     decoder, _ = core_decoder(threads, rotary=0, turns=turns)
     positions = np.array([0, 1, 77, 4095, 100_001, 1_048_575], np.int32)
     ids = [np.array(v, np.int32) for v in ([0, 6], [6], [[1]], range(16, 22))]
@@ -410,3 +410,46 @@ def test_the_core_turns_by_the_angles_of_the_modules(threads, rope):
     cos, sin = rotary.cos_sin(torch.from_numpy(positions), torch.float32)
     torch.testing.assert_close(torch.from_numpy(keys), apply_rotary(flat, cos, sin), atol=1e-5, rtol=1e-5)
     assert not np.allclose(keys[1:], flat[1:].numpy(), atol=1e-2)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_positions_of_three_parts(threads, interleaved):
+    """As the modules turn heads by them; equal parts turn as one part does, bit for bit."""
+    rotary = RotaryEmbedding.from_config(SIZES | {"head_dim": 8}, 8, 1 << 20)
+    rotary.axes = section_axes([2, 1, 1], 4, interleaved=interleaved)
+    turns = [(rotary.inv_freq.numpy(), rotary.attention_scaling, rotary.axes.tolist())]
+    count = 150  # of which the core computes the angles in three parts
+    ids = [np.array(v, np.int32) for v in ([0, count], [count], [range(1, 11)], range(16, 16 + count))]
+    plan = _core.CpuAttention(1).plan(16, *ids)
+    random = np.random.default_rng(0)
+    hidden = np.tile(random.normal(size=(1, 8)).astype(np.float32), (count, 1))
+    three = random.integers(0, 5000, (3, count)).astype(np.int32)
+
+    def keys_of(positions):
+        decoder, _ = core_decoder(threads, rotary=0, turns=turns)
+        cache = np.zeros((2, 12, 16, 1, 8), np.float32)
+        decoder.forward(plan, hidden.copy(), positions, _core.CpuCaches([cache]), np.empty_like(hidden))
+        return [part.reshape(-1, 1, 8)[16 : 16 + count] for part in cache]
+
+    keys, flat = keys_of(three)
+    cos, sin = rotary.cos_sin(torch.from_numpy(three), torch.float32)
+    torch.testing.assert_close(
+        torch.from_numpy(keys), apply_rotary(torch.from_numpy(flat.copy()), cos, sin), atol=1e-5, rtol=1e-5
+    )
+    assert not np.allclose(keys, keys_of(three[0])[0], atol=1e-2)
+    assert np.array_equal(keys_of(three[0])[0], keys_of(np.tile(three[0], (3, 1)))[0])
+    one = torch.from_numpy(three[0])
+    thrice = rotary.cos_sin(one.expand(3, -1), torch.float32)
+    assert all(map(torch.equal, thrice, rotary.cos_sin(one, torch.float32)))
+    with pytest.raises(ValueError, match="cos has 1192 elements, but 1200 are needed"):
+        keys_of(three[:, 1:].copy())
+    with pytest.raises(ValueError, match="positions has 3 dimensions, but it must have 1"):
+        keys_of(three[None])
+
+
+def test_which_part_turns_a_pair():
+    assert section_axes([2, 1, 3], 6, interleaved=False).tolist() == [0, 0, 1, 2, 2, 2]
+    assert section_axes([24, 20, 20], 64, interleaved=True).tolist() == [0, 1, 2] * 20 + [0] * 4
+    for wrong in (None, [1, 2], [2, 2, 2, 2], [9, -1, 0], [True, 3, 4], "abc", [3, 3, 3]):
+        with pytest.raises(ModelLoadError, match="mrope_section must be 3 integers whose sum is 8"):
+            section_axes(wrong, 8, interleaved=False)

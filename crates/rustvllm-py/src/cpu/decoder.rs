@@ -149,12 +149,25 @@ fn norm_of((weight, bias, eps): &NormParts<'_>) -> PyResult<DecoderNorm> {
     Ok(DecoderNorm { kind: NormKind::Layer, weight, bias: Some(bias), eps: *eps })
 }
 
-/// Frequencies of pairs of features, and what turned heads are multiplied by.
-type TurnParts<'py> = (Bound<'py, PyAny>, f32);
+/// Frequencies of pairs of features, what turned heads are multiplied by, and which part of a position turns each pair.
+type TurnParts<'py> = (Bound<'py, PyAny>, f32, Vec<usize>);
 
-fn turn_of((inv_freq, scaling): &TurnParts<'_>) -> PyResult<Turn> {
+fn turn_of((inv_freq, scaling, axes): &TurnParts<'_>) -> PyResult<Turn> {
     let inv_freq = Vector::new("the frequencies of heads", inv_freq)?.as_slice().to_vec();
-    Ok(Turn { inv_freq, scaling: *scaling })
+    if !axes.is_empty() && axes.len() != inv_freq.len() {
+        let message =
+            format!("axes are of {} pairs of features, but there are {} frequencies", axes.len(), inv_freq.len());
+        return Err(PyValueError::new_err(message));
+    }
+    Ok(Turn { inv_freq, scaling: *scaling, axes: axes.clone() })
+}
+
+/// The positions of a step's tokens, `[num_tokens]` or `[parts, num_tokens]`, and how many parts they have.
+fn positions_of(positions: &Bound<'_, PyAny>) -> PyResult<(PyBuffer<i32>, usize)> {
+    let dimensions = positions.getattr("ndim").and_then(|ndim| ndim.extract::<usize>());
+    let array = int32_array("positions", positions, if matches!(dimensions, Ok(2)) { 2 } else { 1 })?;
+    let parts = if array.dimensions() == 2 { array.shape()[0] } else { 1 };
+    Ok((array, parts))
 }
 
 /// The KV caches of all blocks, checked once for all steps.
@@ -426,7 +439,7 @@ impl CpuDecoder {
         C: CacheElement<E>,
     {
         let hidden = self.stream::<T>(plan, hidden)?;
-        let positions = int32_array("positions", positions, 1)?;
+        let (positions, parts) = positions_of(positions)?;
         let positions = int32_slice(&positions)?;
         let Some(cache) = caches.of_block.get(block).and_then(|&index| caches.own.get(index)) else {
             let message =
@@ -442,7 +455,7 @@ impl CpuDecoder {
         let (batch, threads, layout) = (&plan.batch, &plan.threads, caches.layout);
         py.detach(|| {
             let mut angles = self.angles.lock().unwrap_or_else(PoisonError::into_inner);
-            let rotary = angles.of(positions, threads);
+            let rotary = angles.of(positions, parts, threads);
             self.decoder.attend(block, adds, batch, hidden, cache, layout, &rotary, threads)
         })
         .map(nanoseconds)
@@ -499,7 +512,7 @@ impl CpuDecoder {
         C: CacheElement<E>,
     {
         let hidden = self.stream::<T>(plan, hidden)?;
-        let positions = int32_array("positions", positions, 1)?;
+        let (positions, parts) = positions_of(positions)?;
         let positions = int32_slice(&positions)?;
         let num_tokens = plan.batch.num_tokens();
         let (name, out) = match end {
@@ -556,7 +569,7 @@ impl CpuDecoder {
         let times = py
             .detach(|| {
                 let mut angles = self.angles.lock().unwrap_or_else(PoisonError::into_inner);
-                let rotary = angles.of(positions, threads);
+                let rotary = angles.of(positions, parts, threads);
                 self.decoder
                     .run_adapted(batch, hidden, &mut own, of_block, layout, &rotary, adapters, threads, out)
             })

@@ -105,11 +105,14 @@ class RotaryLM(CausalLM):
         self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: AttentionPlan
     ) -> Tensor:
         """See ``CausalLM.run_layers``."""
+        added = self.added_rows
         if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden.shape[0], attention):
-            return self.decoder_kernel.forward(hidden, positions, kv_caches, attention)
+            return self.decoder_kernel.forward(hidden, positions, kv_caches, attention, added)
         angles = self.rotary.angles(positions, hidden.dtype)
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+        for number, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True)):
             hidden = layer(hidden, angles, kv_cache, attention)
+            if added is not None:
+                added.add(number, hidden)
         return hidden if self.norm is None else self.norm(hidden)
 
     def decoder_outline(self) -> PreNormDecoder:
