@@ -29,7 +29,25 @@ SMOLVLM_PROCESSOR = {
     "do_image_splitting": True, "max_image_size": {"longest_edge": 32}, "do_rescale": True, "rescale_factor": 1 / 255,
     "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_convert_rgb": True, "do_pad": True,
 }  # fmt: skip
-KINDS = ("llava", "llava-mistral", "llava-siglip", "idefics3", "smolvlm")
+QWEN_PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessor", "do_resize": True, "resample": 3, "patch_size": 4, "merge_size": 2,
+    "temporal_patch_size": 2, "size": {"shortest_edge": 640, "longest_edge": 1600}, "do_rescale": True,
+    "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": MEAN, "image_std": STD, "do_convert_rgb": True,
+}  # fmt: skip
+PATCHES = {"depth": 3, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+QWEN_TOWERS = {
+    "qwen2-vl": {**PATCHES, "embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2},
+    "qwen2.5-vl": {
+        **PATCHES, "hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32, "window_size": 16,
+        "fullatt_block_indexes": [1],
+    },
+    "qwen3-vl": {
+        **PATCHES, "hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32, "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0, 2],
+    },
+}  # fmt: skip
+GRIDS = tuple(QWEN_TOWERS)
+KINDS = ("llava", "llava-mistral", "llava-siglip", "idefics3", "smolvlm", *GRIDS)
 
 
 def write(folder, kind, *, seed=0):
@@ -56,6 +74,16 @@ def write(folder, kind, *, seed=0):
             text |= {"model_type": "mistral", "sliding_window": 40}
         config = transformers.LlavaConfig(text_config=text, vision_config=tower, image_token_index=tokens[IMAGE], **how)
         model = transformers.LlavaForConditionalGeneration(config)
+    elif kind in GRIDS:
+        name = {"qwen2-vl": "Qwen2VL", "qwen2.5-vl": "Qwen2_5_VL", "qwen3-vl": "Qwen3VL"}[kind]
+        rotary = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
+        config = getattr(transformers, f"{name}Config")(
+            text_config={**TEXT, "rope_parameters": rotary, "head_dim": 8}, vision_config=QWEN_TOWERS[kind],
+            image_token_id=tokens[IMAGE], vision_start_token_id=tokens[FAKE], vision_end_token_id=tokens[WHOLE],
+            video_token_id=319, tie_word_embeddings=kind == "qwen2.5-vl",
+        )  # fmt: skip
+        model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+        processor = dict(QWEN_PROCESSOR)
     else:
         name = "SmolVLM" if kind == "smolvlm" else "Idefics3"
         tower = {**TOWER, "image_size": 32, "patch_size": 4}
@@ -82,7 +110,7 @@ def _scale_weights(model):
         elif "embed_tokens" in name or "lm_head" in name:
             parameter.normal_(std=0.1)
         else:
-            is_projector = "multi_modal_projector" in name or "connector" in name
+            is_projector = any(part in name for part in ("multi_modal_projector", "connector", "merger"))
             parameter.normal_(std=(0.75 if is_projector else 1.6) * parameter[0].numel() ** -0.5)
 
 
@@ -122,6 +150,8 @@ def processor_of(folder):
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     config = json.loads((folder / "config.json").read_text())
     tower = config["vision_config"]
+    if "Qwen" in name:
+        return GridProcessor(processor, tokenizer)
     per_side = tower["image_size"] // tower["patch_size"]
     if config["model_type"] == "llava":
         is_clip = tower["model_type"] == "clip_vision_model"
@@ -132,22 +162,58 @@ def processor_of(folder):
     return transformers.Idefics3Processor(processor, tokenizer, image_seq_len=(per_side // config["scale_factor"]) ** 2)
 
 
+class GridProcessor:
+    """transformers' image processor of Qwen-VL, and the tokens of its grids (its own class needs videos, too)."""
+
+    def __init__(self, processor, tokenizer):
+        self.processor, self.tokenizer = processor, tokenizer
+
+    def __call__(self, text, images, return_tensors):
+        inputs = dict(self.processor(images, return_tensors=return_tensors)) if images else {}
+        mark = self.tokenizer.convert_tokens_to_ids(IMAGE)
+        ids = []
+        grids = iter(inputs.get("image_grid_thw", []))
+        for token in self.tokenizer(text)["input_ids"]:
+            ids += [token] * (int(next(grids).prod()) // 4 if images and token == mark else 1)
+        ids = torch.tensor([ids])
+        return {**inputs, "input_ids": ids, "mm_token_type_ids": (ids == mark).int() * bool(images)}
+
+
 @torch.no_grad()
 def greedy(model, processor, text, images, count):
     """transformers' greedy ids after a prompt, and the log-probabilities of each step, ``[count, vocab_size]``."""
     inputs = processor(text=text, images=images or None, return_tensors="pt")
     prompt = torch.as_tensor(inputs["input_ids"]).view(1, -1)
-    pixels = {name: inputs[name] for name in ("pixel_values", "pixel_attention_mask") if name in inputs}
-    ids, logprobs, rows = prompt, [], None
+    names = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
+    pixels = {name: inputs[name] for name in names if name in inputs}
+    kinds = {name: inputs[name] for name in ("mm_token_type_ids",) if "image_grid_thw" in inputs}
+    ids, logprobs, rows, positions, between = prompt, [], None, None, []
+    if hasattr(model.model, "get_rope_index"):
+        grids = inputs.get("image_grid_thw")
+        positions, _ = model.model.get_rope_index(prompt, inputs["mm_token_type_ids"], image_grid_thw=grids)
+        assert (positions[1] != positions[2]).any() == bool(images), "the tokens of an image are not in a grid"
     if images:
-        rows = torch.cat([*model.model.get_image_features(**pixels).pooler_output])
+        found = model.model.get_image_features(**pixels)
+        rows = torch.cat([*found.pooler_output])
+        between = [torch.cat([*level]) for level in getattr(found, "deepstack_features", None) or ()]
     for step in range(count):
         embeddings = model.get_input_embeddings()(ids)
         if rows is not None:  # the placeholder may also be generated, and is a token like any other then
             embeddings[0, : prompt.shape[1]][prompt[0] == model.config.image_token_id] = rows
-        logits = model(inputs_embeds=embeddings).logits[0, -1].float()
+        own = {} if positions is None else {"position_ids": positions}
+        if between:
+            is_image = torch.zeros_like(ids, dtype=torch.bool)
+            is_image[0, : prompt.shape[1]] = prompt[0] == model.config.image_token_id
+            text = model.model.language_model(
+                inputs_embeds=embeddings, visual_pos_masks=is_image, deepstack_visual_embeds=between, **own
+            )
+            logits = model.lm_head(text.last_hidden_state)[0, -1].float()
+        else:
+            logits = model(inputs_embeds=embeddings, **own).logits[0, -1].float()
+        if positions is not None:  # the next token is one further than any before it
+            positions = torch.cat([positions, positions.max().expand(3, 1, 1) + 1], dim=-1)
         if step == 0:
-            whole = model(input_ids=prompt, **pixels).logits[0, -1].float()
+            whole = model(input_ids=prompt, **pixels, **kinds).logits[0, -1].float()
             torch.testing.assert_close(whole, logits, atol=1e-4, rtol=0)
         logprobs.append(logits.log_softmax(-1))
         ids = torch.cat([ids, logits.argmax().view(1, 1)], dim=1)

@@ -129,3 +129,26 @@ def test_settings_that_change_nothing_here_are_not_refused():
     build("Qwen2ForCausalLM", {"sliding_window": 7, "max_window_layers": 0})  # not in use
     build("Gemma2ForCausalLM", {"use_bidirectional_attention": None, "attention_dropout": 0.1})
     build("MistralForCausalLM", {"layer_types": [FULL] * 5})  # more than there are layers
+
+
+@pytest.mark.parametrize(
+    ("architecture", "base"),
+    [
+        ("Qwen2VLForConditionalGeneration", "Qwen2ForCausalLM"),
+        ("Qwen2_5_VLForConditionalGeneration", "Qwen2ForCausalLM"),
+        ("Qwen3VLForConditionalGeneration", "Qwen3ForCausalLM"),
+    ],
+)
+def test_positions_of_three_parts(architecture, base):
+    """They must cover the pairs of a head; only models that have them take what older files call a scaling."""
+    config = BASES[base] | {"architectures": [architecture], "head_dim": 8}
+    sections = {"rope_type": "default", "mrope_section": [2, 1, 1]}
+    with torch.device("meta"):
+        model = get_model_class(architecture)(config | {"rope_scaling": sections}, 128)
+        assert sorted(model.rotary.axes.tolist()) == [0, 0, 1, 2]
+        for wrong in ([2, 1], [2, 2, 2], "abc", None):
+            scaling = sections | {"mrope_section": wrong}
+            with pytest.raises(ModelLoadError, match="mrope_section must be 3 integers whose sum is 4, half the feat"):
+                get_model_class(architecture)(config | {"rope_scaling": scaling}, 128)
+    with pytest.raises(ModelLoadError, match="rope type 'mrope' is not supported; supported: default"):
+        build(base, {"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}})

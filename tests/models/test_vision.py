@@ -9,7 +9,7 @@ import pytest
 import vision_checkpoints
 from rustvllm import LLM, SamplingParams
 from rustvllm.exceptions import InvalidRequestError
-from vision_checkpoints import KINDS, greedy, picture, processor_of
+from vision_checkpoints import KINDS, QWEN_PROCESSOR, greedy, picture, processor_of
 
 pytest.importorskip("PIL", reason="images need Pillow (the extra rustvllm[vision])")
 COUNT = 8
@@ -99,7 +99,7 @@ def test_an_older_checkpoint_has_other_names(checkpoints, tmp_path):
     ],
     ids=["together", "chunks", "no prefix cache", "overlapping steps", "preemption", "swapping"],
 )
-@pytest.mark.parametrize("kind", ["llava", "smolvlm"])
+@pytest.mark.parametrize("kind", ["llava", "smolvlm", "qwen2.5-vl", "qwen3-vl"])
 def test_batches(checkpoints, kind, options):
     """Requests with different images and without any run together; chunks end within images."""
     folder, reference, processor = checkpoints(kind)
@@ -120,9 +120,10 @@ def test_batches(checkpoints, kind, options):
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4-g32"])
-def test_one_call_of_the_core(checkpoints, quantization, monkeypatch):
+@pytest.mark.parametrize("kind", ["smolvlm", "qwen2.5-vl", "qwen3-vl"])
+def test_one_call_of_the_core(checkpoints, kind, quantization, monkeypatch):
     """The decoder in one call takes the rows of images, with quantised weights too: as module by module."""
-    folder, reference, processor = checkpoints("smolvlm")
+    folder, reference, processor = checkpoints(kind)
     monkeypatch.setenv("RUSTVLLM_LINEAR_KERNEL", "core")
     prompts = [prompt_of([picture(1)]), prompt_of([picture(2), picture(3)])]
     outputs = {}
@@ -143,7 +144,7 @@ def num_computed(llm):
     return llm.llm_engine.engine_core.core.executor._runner.images.num_computed
 
 
-@pytest.mark.parametrize("kind", ["llava", "smolvlm"])
+@pytest.mark.parametrize("kind", ["llava", "smolvlm", "qwen2.5-vl"])
 def test_prefixes_are_shared_by_requests_with_the_same_image(checkpoints, kind):
     folder, reference, processor = checkpoints(kind)
     llm = start(folder, block_size=4)
@@ -175,8 +176,9 @@ def test_features_are_computed_again_when_they_were_dropped(checkpoints):
         assert not images._images, "the images of a request that has ended are kept"
 
 
-def test_samples_beams_and_prompt_logprobs(checkpoints):
-    folder, reference, processor = checkpoints("smolvlm")
+@pytest.mark.parametrize("kind", ["smolvlm", "qwen2.5-vl"])
+def test_samples_beams_and_prompt_logprobs(checkpoints, kind):
+    folder, reference, processor = checkpoints(kind)
     llm = start(folder)
     prompt = prompt_of([picture(5)])
     alone = llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
@@ -193,15 +195,17 @@ def test_samples_beams_and_prompt_logprobs(checkpoints):
 
     inputs = processor(text=prompt["prompt"], images=prompt["multi_modal_data"]["image"], return_tensors="pt")
     with torch.no_grad():
-        logits = reference(**{name: inputs[name] for name in inputs if name != "mm_token_type_ids"}).logits[0]
+        dropped = {"mm_token_type_ids"} if kind == "smolvlm" else set()
+        logits = reference(**{name: inputs[name] for name in inputs if name not in dropped}).logits[0]
     expected = logits.float().log_softmax(-1)[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]
     found = [at[token].logprob for at, token in zip(judged.prompt_logprobs[1:], ids[1:], strict=True)]
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-def test_guesses_and_token_ids(checkpoints):
+@pytest.mark.parametrize("kind", ["llava", "qwen2-vl"])
+def test_guesses_and_token_ids(checkpoints, kind):
     """Drafts by n-grams change nothing, and a prompt of ids has one id for each image."""
-    folder, reference, processor = checkpoints("llava")
+    folder, reference, processor = checkpoints(kind)
     llm = start(folder, speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2})
     prompt = prompt_of([picture(7)])
     tokenizer = llm.get_tokenizer()
@@ -210,6 +214,95 @@ def test_guesses_and_token_ids(checkpoints):
     outputs = llm.generate([prompt, by_ids], GREEDY, use_tqdm=False)
     for output in outputs:
         check(output, reference, processor, prompt)
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_drafts_behind_images(checkpoints, method):
+    """Drafts are verified at the positions that the tokens have, which are not their places."""
+    folder, reference, processor = checkpoints("qwen2.5-vl")
+    how = {"ngram": {"prompt_lookup_max": 2}, "suffix": {}}[method]
+    llm = start(folder, speculative_config={"method": method, "num_speculative_tokens": 3, **how})
+    free = SamplingParams(temperature=0, max_tokens=COUNT, logprobs=0)
+    [first] = llm.generate(prompt_of([picture(7)]), free, use_tqdm=False)
+    # The same answer is part of the next prompt, so that its tokens are drafted; and an image comes first.
+    words = first.outputs[0].text
+    prompts = [prompt_of([picture(seed)], f"{words} {words}", end=f"{words} {words}") for seed in (7, 8)]
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24, logprobs=0), use_tqdm=False)
+    assert llm.llm_engine.engine_core.handle.stats()["num_draft_tokens"] > 0
+    for output, prompt in zip(outputs, prompts, strict=True):
+        check(output, reference, processor, prompt)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("kind", ["qwen2-vl", "qwen3-vl"])
+def test_company_changes_no_bit(checkpoints, kind, quantization, monkeypatch):
+    """With batch_invariant: a request alone, and with others whose chunks end within images, has the same bits."""
+    folder, *_ = checkpoints(kind)
+    monkeypatch.setenv("RUSTVLLM_LINEAR_KERNEL", "core")
+    prompts = [prompt_of([picture(1)]), prompt_of([]), prompt_of([picture(2), picture(3, (30, 70))]), prompt_of([])]
+    options = {"batch_invariant": True, "quantization": quantization, "enable_prefix_caching": False}
+    alone = start(folder, **options)
+    expected = [alone.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0] for prompt in prompts]
+    together = start(folder, **options, max_num_batched_tokens=16, max_num_seqs=8)
+    kernel = together.llm_engine.engine_core.core.executor._runner.model.decoder_kernel
+    found = [output.outputs[0] for output in together.generate(prompts, GREEDY, use_tqdm=False)]
+    assert kernel is not None
+    assert all(kernel.times), "the core did not run the blocks"
+    for one, other in zip(expected, found, strict=True):
+        assert one.token_ids == other.token_ids
+        assert [[at.logprob for at in row.values()] for row in one.logprobs] == [
+            [at.logprob for at in row.values()] for row in other.logprobs
+        ]
+
+
+@pytest.mark.parametrize("kind", ["qwen2-vl", "qwen2.5-vl"])
+def test_other_layouts_of_a_checkpoint(checkpoints, kind, tmp_path):
+    """What is on the hub: no ``text_config`` and a scaling called ``mrope``; and the newest names of tensors."""
+    import json
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder, reference, processor = checkpoints(kind)
+    for file in folder.iterdir():
+        shutil.copy(file, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    text = config.pop("text_config")
+    rotary = text.pop("rope_parameters")
+    flat = {**text, **config, "rope_theta": rotary["rope_theta"]}
+    flat["rope_scaling"] = {"type": "mrope", "mrope_section": rotary["mrope_section"]}
+    del flat["vision_config"]["model_type"], flat["vision_config"]["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    sizes = QWEN_PROCESSOR["size"]
+    older = {**QWEN_PROCESSOR, "min_pixels": sizes["shortest_edge"], "max_pixels": sizes["longest_edge"]}
+    del older["size"]
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(older))
+    stored = load_file(folder / "model.safetensors")
+    newest = {
+        name if name.startswith("lm_head.")
+        else f"model.{name}" if name.startswith("visual.")
+        else name.replace("model.", "model.language_model.", 1): tensor
+        for name, tensor in stored.items()
+    }  # fmt: skip
+    assert any(name.startswith("model.visual.") for name in newest)
+    assert any(name.startswith("model.language_model.layers.") for name in newest)
+    save_file(newest, tmp_path / "model.safetensors")
+    prompt = prompt_of([picture(3), picture(4, (64, 20))])
+    check(start(tmp_path).generate(prompt, GREEDY, use_tqdm=False)[0], reference, processor, prompt)
+
+
+def test_what_is_refused_of_grids(checkpoints):
+    folder, *_ = checkpoints("qwen2.5-vl")
+    llm = start(folder, max_model_len=24, num_gpu_blocks_override=8)
+    for size, match in [
+        ((402, 2), "image 1 has 402 x 2 pixels; the longer side may be at most 200 times the other"),
+        ((40, 40), "image 1 has 40 x 40 pixels, which become 25 tokens, but the maximum context length is 24 tokens"),
+        ((32, 40), "maximum context length is 24 tokens"),
+    ]:
+        with pytest.raises(InvalidRequestError, match=match):
+            llm.generate(prompt_of([picture(1, size)]), SamplingParams(max_tokens=2), use_tqdm=False)
+    small = {"prompt": "<image>.", "multi_modal_data": {"image": picture(1, (32, 40))}}
+    assert len(llm.generate(small, SamplingParams(max_tokens=2), use_tqdm=False)[0].prompt_token_ids) == 21
 
 
 @pytest.mark.parametrize("content_format", ["auto", "string"])

@@ -44,8 +44,11 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         Architecture("OPTForCausalLM", "opt", "opt", is_multi_head=True),
         Architecture("Phi3ForCausalLM", "phi3", "phi3"),
         Architecture("Qwen2ForCausalLM", "qwen2", "qwen2"),
+        Architecture("Qwen2VLForConditionalGeneration", "qwen2_vl", "qwen2_vl"),
+        Architecture("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "qwen2_vl"),
         Architecture("Qwen3ForCausalLM", "qwen3", "qwen3", head_dim=128),
         Architecture("Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe", is_cpu_only=True),
+        Architecture("Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3_vl", head_dim=128),
         Architecture("SmolVLMForConditionalGeneration", "smolvlm", "idefics3"),
     )
 }
@@ -90,14 +93,52 @@ _LLAMA_TEXT: Final[Mapping[str, Any]] = {
     "num_attention_heads": 32,
     "max_position_embeddings": 2048,
 }
+_QWEN2_VL_TEXT: Final[Mapping[str, Any]] = {
+    "vocab_size": 152_064,
+    "hidden_size": 8192,
+    "intermediate_size": 29_568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32_768,
+    "max_window_layers": 80,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0,
+}
+_QWEN3_VL_TEXT: Final[Mapping[str, Any]] = {
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 128_000,
+    "rope_theta": 500_000.0,
+}
 _NESTED_TEXT: Final[Mapping[str, Mapping[str, Any]]] = {
     "llama": _LLAMA_TEXT,
     "mistral": {**_LLAMA_TEXT, "intermediate_size": 14_336, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2_vl_text": _QWEN2_VL_TEXT,
+    "qwen2_5_vl_text": _QWEN2_VL_TEXT,
+    "qwen3_vl_text": _QWEN3_VL_TEXT,
 }
 """The same of text models that see images, by their ``model_type``."""
+_TEXT_TYPES: Final[Mapping[str, str]] = {
+    "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
+}
+"""The ``model_type`` of text models whose configuration may leave it out; of others it is ``llama``."""
+_FLAT: Final = frozenset({"Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"})
+"""Models whose older configurations have the keys of the text model beside those of the parent."""
 _SEEING: Final = frozenset(
-    {"LlavaForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"}
+    {
+        "LlavaForConditionalGeneration",
+        "Idefics3ForConditionalGeneration",
+        "SmolVLMForConditionalGeneration",
+        *_TEXT_TYPES,
+    }
 )
+_OF_PARENT: Final = ("architectures", "model_type", "vision_config", "text_config", "quantization_config")
 TEXT_MODEL_TYPE: Final = "text_model_type"
 """Key under which the flat configuration of a model that sees images has the ``model_type`` of its text model."""
 
@@ -125,18 +166,39 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     named = config.get("architectures")
     names = named if isinstance(named, list) else [MODEL_TYPES.get(str(config.get("model_type")))]
-    text = config.get("text_config")
+    text, named_kind = nested_text(config, *(name for name in names if isinstance(name, str)))
     if isinstance(text, Mapping) and _SEEING.intersection(name for name in names if isinstance(name, str)):
-        return _text_of_seeing_model(config, text)
+        return _text_of_seeing_model(config, text, named_kind)
     if "Gemma3ForConditionalGeneration" not in names or not isinstance(text, Mapping):
         return dict(config)
     shared = {key: value for key, value in config.items() if key not in ("text_config", "vision_config")}
     return {**_GEMMA3_TEXT, **text, **shared}
 
 
-def _text_of_seeing_model(config: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
-    kind = text.get("model_type", "llama")
+def nested_text(config: Mapping[str, Any], *names: str) -> tuple[object, str]:
+    """The configuration of a text model within its parent's, and its ``model_type`` if it does not say.
+
+    Older configurations of some models have the same keys without ``text_config``.
+
+    Args:
+        config: ``config.json``, parsed.
+        names: The classes of the model.
+    """
+    text = config.get("text_config")
+    if text is None and not _FLAT.isdisjoint(names):
+        text = {key: value for key, value in config.items() if key not in _OF_PARENT}
+    return text, next((_TEXT_TYPES[name] for name in names if name in _TEXT_TYPES), "llama")
+
+
+def _text_of_seeing_model(config: Mapping[str, Any], text: Mapping[str, Any], default_kind: str) -> dict[str, Any]:
+    kind = text.get("model_type", default_kind)
     parents = {key: config[key] for key in ("architectures", "model_type", "dtype", "torch_dtype") if key in config}
     is_tied = text.get("tie_word_embeddings") is True or config.get("tie_word_embeddings") is True
     defaults = _NESTED_TEXT.get(kind, {}) if isinstance(kind, str) else {}
-    return {**defaults, **config, **text, **parents, "tie_word_embeddings": is_tied, TEXT_MODEL_TYPE: kind}
+    flat = {**defaults, **config, **text, **parents, "tie_word_embeddings": is_tied, TEXT_MODEL_TYPE: kind}
+    for name in ("rope_scaling", "rope_parameters"):
+        # Positions of three parts are no way to scale them: the model's class says that it has them.
+        scaling = flat.get(name)
+        if isinstance(scaling, Mapping) and "mrope" in (scaling.get("rope_type"), scaling.get("type")):
+            flat[name] = {**scaling, "rope_type": "default", "type": "default"}
+    return {**flat, "text_config": text}

@@ -50,7 +50,7 @@ from rustvllm.config.lora import LoRAConfig, folders_to_merge, make_lora_config
 from rustvllm.config.model_folder import read_model_config, resolve_dtype
 from rustvllm.config.pooler import check_pooling_flags
 from rustvllm.config.speculation import SpeculationConfig, make_speculation_config
-from rustvllm.config.vision import read_image_limit
+from rustvllm.config.vision import read_image_limit, read_pixel_limits
 from rustvllm.exceptions import ConfigError
 from rustvllm.logger import init_logger
 from rustvllm.parameter_checks import refuse_attribute
@@ -320,6 +320,7 @@ class EngineArgs(EngineFlags):
         _check_hf_overrides(self.hf_overrides)
         check_pooling_flags(self.runner, self.convert, self.pooler_config)
         read_image_limit(self.limit_mm_per_prompt)
+        read_pixel_limits(self.mm_processor_kwargs)
         if self.tokenizer is not None and self.skip_tokenizer_init:
             raise ConfigError("tokenizer and skip_tokenizer_init contradict each other: leave one out")
 
@@ -375,6 +376,7 @@ class EngineArgs(EngineFlags):
             convert=self.convert,
             pooler_config=self.pooler_config,
             limit_mm_per_prompt=self.limit_mm_per_prompt,
+            mm_processor_kwargs=self.mm_processor_kwargs,
         )
         if not is_gguf(found.path):
             check_method(load.quantization, read_quantization(model.hf_config, found.path), found.name)

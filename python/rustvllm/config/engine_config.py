@@ -281,7 +281,9 @@ class EngineConfig:
         """This configuration with another ``max_model_len``: the one that the engine chose."""
         if max_model_len == self.model.max_model_len:
             return self
-        return replace(self, model=replace(self.model, max_model_len=max_model_len, fit_max_model_len=False))
+        vision = None if self.model.vision is None else self.model.vision.for_length(max_model_len)
+        model = replace(self.model, max_model_len=max_model_len, fit_max_model_len=False, vision=vision)
+        return replace(self, model=model)
 
     def check_num_blocks(self, num_blocks: int) -> None:
         """Refuse a KV cache that cannot hold one request of ``max_model_len`` tokens.

@@ -87,6 +87,7 @@ def read_model_config(
     convert: str = "auto",
     pooler_config: Mapping[str, Any] | None = None,
     limit_mm_per_prompt: Mapping[str, Any] | None = None,
+    mm_processor_kwargs: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> ModelConfig:
     """Read a model's folder, or its GGUF file.
@@ -107,6 +108,7 @@ def read_model_config(
         convert: ``auto``, ``none``, ``embed`` or ``classify``.
         pooler_config: How embeddings are made, where it differs from what the folder says.
         limit_mm_per_prompt: Most images of a prompt, as ``{"image": 4}``.
+        mm_processor_kwargs: How images are resized, as ``{"max_pixels": 1003520}``.
         fields: Further fields of :class:`ModelConfig`.
 
     Raises:
@@ -133,7 +135,9 @@ def read_model_config(
             f"{file} has the architecture {architecture}, which as GGUF only runs on the CPU, but device is {device}: "
             "set device to cpu, or use the model's safetensors files"
         )
-    vision = read_vision(path, config, architecture, file, limit_mm_per_prompt)
+    vision = read_vision(
+        path, config, architecture, file, limit_mm_per_prompt, max_model_len=max_model_len, sizes=mm_processor_kwargs
+    )
     if model_impl == "rustvllm":
         config = text_config(config)
     numbers: dict[str, Any] = dict(_read_numbers(config, architecture, file))
@@ -160,6 +164,7 @@ def read_model_config(
     longest = _longest(config, positions, file)
     if pooler is not None and pooler.classifier is None:
         longest = longest_text(path, longest)
+    max_model_len = _check_max_model_len(max_model_len, longest, model)
     try:
         return ModelConfig(
             model=model,
@@ -168,7 +173,7 @@ def read_model_config(
             config_file=file,
             architecture=architecture,
             dtype=resolve_dtype(dtype, device, config),
-            max_model_len=_check_max_model_len(max_model_len, longest, model),
+            max_model_len=max_model_len,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             eos_token_ids=_eos_token_ids(generation, config, numbers["vocab_size"], file),
@@ -176,7 +181,7 @@ def read_model_config(
             model_impl=model_impl,
             trust_remote_code=trust_remote_code,
             pooler=pooler,
-            vision=vision,
+            vision=None if vision is None else vision.for_length(max_model_len),
             **numbers,
             **fields,
         )

@@ -5,11 +5,13 @@ have instead. Plain data: processes that serve HTTP read it, and so does the wor
 """
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from rustvllm.config.architectures import nested_text
 from rustvllm.config.ranges import require_int
 from rustvllm.exceptions import ConfigError, ModelLoadError
 
@@ -26,22 +28,40 @@ DEFAULT_MAX_IMAGES: Final = 4
 HEADER_BYTES: Final = 16
 """Of an image on its way to the worker: four numbers of 32 bits, tiles, channels, height and width."""
 CHANNELS: Final = 3
-SINGLE, TILED = "single", "tiled"
+SINGLE, TILED, GRID = "single", "tiled", "grid"
+MAX_ASPECT_RATIO: Final = 200
+"""``grid``: how many times as long as the other a side may be; transformers has the same limit."""
 _PROCESSORS: Final[Mapping[str, str]] = {
     "CLIPImageProcessor": SINGLE,
     "LlavaImageProcessor": SINGLE,
     "SiglipImageProcessor": SINGLE,
     "Idefics3ImageProcessor": TILED,
     "SmolVLMImageProcessor": TILED,
+    "Qwen2VLImageProcessor": GRID,
 }
 """transformers' class of an image processor → how it works; names also end in ``Fast`` or ``Pil``."""
 _TEXT_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "LlavaForConditionalGeneration": ("llama", "mistral"),
     "Idefics3ForConditionalGeneration": ("llama",),
     "SmolVLMForConditionalGeneration": ("llama",),
+    "Qwen2VLForConditionalGeneration": ("qwen2_vl_text",),
+    "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_text",),
+    "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
 }
 """Architecture → the ``model_type`` that its text model may have."""
 VISION_ARCHITECTURES: Final = frozenset(_TEXT_TYPES)
+_KINDS: Final[Mapping[str, str]] = {
+    "LlavaForConditionalGeneration": SINGLE,
+    "Idefics3ForConditionalGeneration": TILED,
+    "SmolVLMForConditionalGeneration": TILED,
+    "Qwen2VLForConditionalGeneration": GRID,
+    "Qwen2_5_VLForConditionalGeneration": GRID,
+    "Qwen3VLForConditionalGeneration": GRID,
+}
+"""Architecture → how its image processor works."""
+_DEFAULT_PROCESSORS: Final[Mapping[str, str]] = {
+    SINGLE: "CLIPImageProcessor", TILED: "Idefics3ImageProcessor", GRID: "Qwen2VLImageProcessor",
+}  # fmt: skip
 _TOWERS: Final = ("clip_vision_model", "siglip_vision_model")
 """The ``model_type`` that LLaVA's vision tower may have."""
 _MEAN, _STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
@@ -52,11 +72,12 @@ _BICUBIC, _LANCZOS, _LAST_FILTER = 3, 1, 5
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig:
-    """How a model sees an image: as one tile, or as several and the whole of it once more.
+    """How a model sees an image: as one tile, as several and the whole of it once more, or as a grid of small ones.
 
     Attributes:
         kind: ``single``: an image is one tile. ``tiled``: a large image is cut into tiles, and the whole image follows
-            as a last tile.
+            as a last tile. ``grid``: an image of any shape is a grid of small tiles of one token each, and a token's
+            position in the prompt says where in the grid it is.
         image_token_id: The id that stands for a part of an image in a prompt.
         tokens_per_tile: How many such ids a tile has.
         tile_size: Pixels of a tile's sides.
@@ -64,6 +85,12 @@ class VisionConfig:
             resized to a tile, whatever its shape.
         longest_edge: ``tiled``: what the longer side is resized to before the image is cut.
         splits: ``tiled``: False makes every image one tile.
+        min_pixels: ``grid``: a smaller image is enlarged to so many pixels.
+        max_pixels: ``grid``: a larger image is reduced to so many.
+        patch_size: ``grid``: pixels of the sides of what the vision tower sees first; a tile is several of them.
+        frames: ``grid``: how many frames of a video such a patch has; an image is repeated as often.
+        max_tokens: ``grid``: most tokens of an image, less than the longest sequence; None: any number.
+        around_ids: The ids that chat templates write before and after an image; empty: none.
         resample: Pillow's number of the filter.
         rescale_factor: Pixels are multiplied by it.
         image_mean: Subtracted from each channel after that.
@@ -78,6 +105,12 @@ class VisionConfig:
     shortest_edge: int | None = None
     longest_edge: int = 0
     splits: bool = False
+    min_pixels: int = 1
+    max_pixels: int = 1
+    patch_size: int = 0
+    frames: int = 1
+    max_tokens: int | None = None
+    around_ids: tuple[int, ...] = ()
     resample: int = _BICUBIC
     rescale_factor: float = 1 / 255
     image_mean: tuple[float, ...] = _MEAN
@@ -85,8 +118,8 @@ class VisionConfig:
     max_images: int = DEFAULT_MAX_IMAGES
 
     def __post_init__(self) -> None:
-        if self.kind not in (SINGLE, TILED):
-            raise ConfigError(f"kind must be {SINGLE} or {TILED}, got {self.kind!r}")
+        if self.kind not in (SINGLE, TILED, GRID):
+            raise ConfigError(f"kind must be {SINGLE}, {TILED} or {GRID}, got {self.kind!r}")
         require_int("max_images", self.max_images, 0)
         if self.max_content_bytes > MAX_CONTENT_BYTES:
             most = MAX_CONTENT_BYTES // self.max_image_bytes
@@ -95,9 +128,27 @@ class VisionConfig:
                 f"request may have {MAX_CONTENT_BYTES} bytes of pixels: allow at most {most} images"
             )
 
+    def for_length(self, max_model_len: int | None) -> Self:
+        """The same for sequences of at most so many tokens: an image has fewer."""
+        if self.kind != GRID or max_model_len is None:
+            return self
+        return replace(self, max_tokens=_most_tokens(max_model_len))
+
+    @property
+    def placeholder_ids(self) -> tuple[int, ...]:
+        """What stands for an image in a message that is one text."""
+        return (*self.around_ids[:1], self.image_token_id, *self.around_ids[1:])
+
     @property
     def max_tiles(self) -> int:
         """Most tiles of an image."""
+        if self.kind == GRID:
+            area = self.tile_size**2
+            # Sides are rounded up to whole tiles where an image is enlarged, and a short side is at least one tile.
+            longest = math.isqrt(MAX_ASPECT_RATIO * self.max_pixels) // self.tile_size + 1
+            enlarged = math.isqrt(MAX_ASPECT_RATIO * self.min_pixels) // self.tile_size + 1
+            most = max(self.max_pixels // area, longest, self.min_pixels // area + 2 * enlarged + 1)
+            return most if self.max_tokens is None else max(1, min(most, self.max_tokens))
         if self.kind == SINGLE or not self.splits:
             return 1
         longest = self.longest_edge + self.longest_edge % 2  # the other side is rounded up to an even number
@@ -116,7 +167,14 @@ class VisionConfig:
 
 
 def read_vision(
-    folder: Path, config: Mapping[str, Any], architecture: str, file: Path, limits: Mapping[str, Any] | None
+    folder: Path,
+    config: Mapping[str, Any],
+    architecture: str,
+    file: Path,
+    limits: Mapping[str, Any] | None,
+    *,
+    max_model_len: int | None = None,
+    sizes: Mapping[str, Any] | None = None,
 ) -> VisionConfig | None:
     """How a model sees images; None if it sees none.
 
@@ -126,49 +184,61 @@ def read_vision(
         architecture: The model's class.
         file: What the configuration was read from, for messages.
         limits: ``limit_mm_per_prompt``.
+        max_model_len: Most tokens of prompt and output; None: not known.
+        sizes: ``mm_processor_kwargs``.
 
     Raises:
         ModelLoadError: A value is missing, wrong or not supported; names the file.
-        ConfigError: ``limits`` are wrong, or the model sees no images and they allow some.
+        ConfigError: ``limits`` or ``sizes`` are wrong, or not for this model.
     """
-    most = read_image_limit(limits)
+    most, pixels = read_image_limit(limits), read_pixel_limits(sizes)
+    if pixels and _KINDS.get(architecture) != GRID:
+        raise ConfigError(
+            f"mm_processor_kwargs has {' and '.join(pixels)}, but {architecture} does not see images in their own "
+            "shape: leave it out"
+        )
     if architecture not in VISION_ARCHITECTURES:
         if most:
             raise ConfigError(
                 f"limit_mm_per_prompt allows {most} images, but {architecture} sees none here: leave it out"
             )
         return None
-    of_text, of_tower = config.get("text_config"), config.get("vision_config")
+    (of_text, default_kind), of_tower = nested_text(config, architecture), config.get("vision_config")
     if not isinstance(of_text, Mapping) or not isinstance(of_tower, Mapping):
         raise ModelLoadError(f"{file}: {architecture} needs the objects text_config and vision_config")
-    kinds, kind = _TEXT_TYPES[architecture], of_text.get("model_type", "llama")
+    kinds, kind = _TEXT_TYPES[architecture], of_text.get("model_type", default_kind)
     if kind not in kinds:
         raise ModelLoadError(
             f"{file}: the text model of {architecture} is {kind!r:.80}; rustvllm supports {' and '.join(kinds)}"
         )
     processor, source = _read_processor(folder)
     numbers = _Numbers(processor, source)
-    expected = SINGLE if architecture == "LlavaForConditionalGeneration" else TILED
+    expected = _KINDS[architecture]
     tower, image_numbers = _Numbers(of_tower, file), _Numbers(config, file)
-    side = tower.integer("image_size", 336 if expected == SINGLE else 224)
-    patch = tower.integer("patch_size", 14 if expected == SINGLE else 32)
-    how = _PROCESSORS.get(_processor_class(processor, architecture))
+    name = _processor_class(processor, expected)
+    how = _PROCESSORS.get(name)
     if how != expected:
         raise ModelLoadError(
-            f"{source}: image_processor_type is {_processor_class(processor, architecture)!r:.80}; for {architecture} "
+            f"{source}: image_processor_type is {name!r:.80}; for {architecture} "
             f"rustvllm supports {', '.join(name for name, kind in _PROCESSORS.items() if kind == expected)}"
         )
     numbers.require("do_resize", "do_rescale", "do_normalize")
-    is_clip = how == SINGLE and _processor_class(processor, architecture) != "SiglipImageProcessor"
+    has_clips_colours = expected == GRID or (expected == SINGLE and name != "SiglipImageProcessor")
     shared: dict[str, Any] = {
         "kind": expected,
-        "tile_size": side,
         "rescale_factor": numbers.number("rescale_factor", 1 / 255),
-        "image_mean": numbers.channels("image_mean", _CLIP_MEAN if is_clip else _MEAN),
-        "image_std": numbers.channels("image_std", _CLIP_STD if is_clip else _STD),
-        "resample": numbers.integer("resample", _BICUBIC if how == SINGLE else _LANCZOS, least=0, most=_LAST_FILTER),
+        "image_mean": numbers.channels("image_mean", _CLIP_MEAN if has_clips_colours else _MEAN),
+        "image_std": numbers.channels("image_std", _CLIP_STD if has_clips_colours else _STD),
+        "resample": numbers.integer("resample", _LANCZOS if expected == TILED else _BICUBIC, least=0, most=_LAST_FILTER),
         "max_images": DEFAULT_MAX_IMAGES if most is None else most,
     }
+    if expected == GRID:
+        patch = 16 if architecture == "Qwen3VLForConditionalGeneration" else 14
+        numbers = _Numbers({**processor, **pixels}, source)
+        return _grid(image_numbers, tower, numbers, shared, patch, max_model_len)
+    side = tower.integer("image_size", 336 if expected == SINGLE else 224)
+    patch = tower.integer("patch_size", 14 if expected == SINGLE else 32)
+    shared["tile_size"] = side
     if side % patch:
         raise ModelLoadError(f"{file}: image_size {side} of vision_config is not a multiple of patch_size {patch}")
     num_patches = (side // patch) ** 2
@@ -259,6 +329,56 @@ def _single(
     )
 
 
+def _grid(
+    image_numbers: "_Numbers",
+    tower: "_Numbers",
+    numbers: "_Numbers",
+    shared: dict[str, Any],
+    patch_size: int,
+    max_model_len: int | None,
+) -> VisionConfig:
+    """Qwen-VL: a grid of tiles, which are squares of patches; ``patch_size`` is that of towers that do not say."""
+    sizes = {"patch_size": (14, patch_size), "merge_size": (2, 2), "temporal_patch_size": (2, 2)}
+    found = {name: numbers.integer(name, default) for name, (default, _) in sizes.items()}
+    for name, value in found.items():
+        of_tower = tower.integer(name if name != "merge_size" else "spatial_merge_size", sizes[name][1])
+        if of_tower != value:
+            raise ModelLoadError(
+                f"{numbers.file}: {name} is {value}, but the vision_config of {tower.file.name} says {of_tower}"
+            )
+    tile = found["patch_size"] * found["merge_size"]
+    size = numbers.values.get("size")
+    size = size if isinstance(size, Mapping) else {}
+    given = _Numbers({**size, **numbers.values}, numbers.file)
+    least = given.integer("min_pixels", given.integer("shortest_edge", 56 * 56))
+    most = given.integer("max_pixels", given.integer("longest_edge", 28 * 28 * 1280))
+    if not tile**2 <= most or least > most:
+        raise ModelLoadError(
+            f"{numbers.file}: min_pixels {least} must be at most max_pixels {most}, which must be at least {tile**2}, "
+            f"a tile of {tile} x {tile} pixels"
+        )
+    return VisionConfig(
+        image_token_id=image_numbers.integer("image_token_id", 151_655, least=0),
+        tokens_per_tile=1,
+        tile_size=tile,
+        min_pixels=least,
+        max_pixels=most,
+        patch_size=found["patch_size"],
+        frames=found["temporal_patch_size"],
+        max_tokens=_most_tokens(max_model_len),
+        around_ids=(
+            image_numbers.integer("vision_start_token_id", 151_652, least=0),
+            image_numbers.integer("vision_end_token_id", 151_653, least=0),
+        ),
+        **shared,
+    )
+
+
+def _most_tokens(max_model_len: int | None) -> int | None:
+    """One token of a sequence is left for the output."""
+    return None if max_model_len is None else max(1, max_model_len - 1)
+
+
 def _check_tile(given: int, side: int, source: Path) -> None:
     if given != side:
         raise ModelLoadError(
@@ -266,11 +386,11 @@ def _check_tile(given: int, side: int, source: Path) -> None:
         )
 
 
-def _processor_class(processor: Mapping[str, Any], architecture: str) -> str:
+def _processor_class(processor: Mapping[str, Any], kind: str) -> str:
     """Transformers' name without what says how it computes."""
-    default = {"LlavaForConditionalGeneration": "CLIPImageProcessor"}.get(architecture, "Idefics3ImageProcessor")
     named = processor.get("image_processor_type", processor.get("feature_extractor_type"))
-    return str(named or default).removesuffix("Fast").removesuffix("Pil").replace("FeatureExtractor", "ImageProcessor")
+    named = str(named or _DEFAULT_PROCESSORS[kind]).removesuffix("Fast").removesuffix("Pil")
+    return named.replace("FeatureExtractor", "ImageProcessor")
 
 
 def _read_processor(folder: Path) -> tuple[dict[str, Any], Path]:
@@ -291,6 +411,23 @@ def _read_processor(folder: Path) -> tuple[dict[str, Any], Path]:
         if key is None:
             raise ModelLoadError(f"{file} must be a JSON object of at most {MAX_FILE_BYTES} bytes")
     raise ModelLoadError(f"{folder} has no preprocessor_config.json, which says how images are processed")
+
+
+def read_pixel_limits(sizes: object) -> dict[str, int]:
+    """The limits of pixels in ``mm_processor_kwargs``.
+
+    Raises:
+        ConfigError: It is not a mapping, or holds something else.
+    """
+    if sizes is None:
+        return {}
+    if not isinstance(sizes, Mapping):
+        raise ConfigError(f'mm_processor_kwargs must be an object such as {{"max_pixels": 1003520}}, got {sizes!r:.80}')
+    for name, value in sizes.items():
+        if name not in ("min_pixels", "max_pixels"):
+            raise ConfigError(f"mm_processor_kwargs may have min_pixels and max_pixels, got {name!r:.40}")
+        require_int(f"{name} of mm_processor_kwargs", value, 1, 2**31 - 1)
+    return dict(sizes)
 
 
 def read_image_limit(limits: object) -> int | None:

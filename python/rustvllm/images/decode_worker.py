@@ -53,7 +53,7 @@ def _answer(order: dict[str, Any], url: str) -> tuple[dict[str, Any], bytes]:
     where = order["where"]
     vision = VisionConfig(**order["vision"])
     try:
-        tiles = make_tiles(decode_image(read_data_url(url, where), where), vision)
+        tiles = make_tiles(decode_image(read_data_url(url, where), where, vision), vision)
     except InvalidRequestError as error:
         return {"message": str(error), "param": error.param}, b""
     except MemoryError:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from rustvllm.config.vision import VisionConfig
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.images.grids import check_grid
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -90,12 +92,13 @@ def read_data_url(url: str, where: str) -> bytes:
         raise InvalidRequestError(f"{where} is not valid base64: {error}", "image_url") from None
 
 
-def decode_image(data: bytes, where: str) -> Image:
+def decode_image(data: bytes, where: str, vision: VisionConfig | None = None) -> Image:
     """An image from the bytes of a file, in RGB.
 
     Args:
         data: Of a PNG, JPEG, WebP or GIF file.
         where: Names the image in messages.
+        vision: How the model sees images; None: only what is true of every model is checked.
 
     Raises:
         InvalidRequestError: It is broken, of another format, or too large; or Pillow is not installed.
@@ -115,22 +118,23 @@ def decode_image(data: bytes, where: str) -> Image:
         ) from None
     except Exception as error:  # decoders raise whatever a broken file makes them raise
         raise _cannot_be_decoded(where, error, "image_url") from error
-    return to_rgb(opened, where, "image_url")
+    return to_rgb(opened, where, "image_url", vision)
 
 
-def to_rgb(image: Image, where: str, param: str) -> Image:
+def to_rgb(image: Image, where: str, param: str, vision: VisionConfig | None = None) -> Image:
     """An image in RGB, with its first frame, upright, and on white where it is transparent.
 
     Args:
         image: As Pillow has opened it; its pixels may not be decoded yet.
         where: Names it in messages.
         param: Likewise, what it came in.
+        vision: How the model sees images, if its shape counts.
 
     Raises:
-        InvalidRequestError: It is broken or closed, or has too many pixels or a mode that has no colours.
+        InvalidRequestError: It is broken or closed, or has too many pixels, a wrong shape, or a mode that has no colours.
     """
     try:
-        _check_pixels(image, where, param)
+        _check_pixels(image, where, param, vision)
         return _as_rgb(image)
     except InvalidRequestError:
         raise
@@ -138,7 +142,7 @@ def to_rgb(image: Image, where: str, param: str) -> Image:
         raise _cannot_be_decoded(where, error, param) from error
 
 
-def _check_pixels(image: Image, where: str, param: str) -> None:
+def _check_pixels(image: Image, where: str, param: str, vision: VisionConfig | None) -> None:
     width, height = image.size
     if not width or not height:
         raise InvalidRequestError(f"{where} has no pixels: {width} x {height}", param)
@@ -147,6 +151,8 @@ def _check_pixels(image: Image, where: str, param: str) -> None:
             f"{where} has {width} x {height} pixels; the limit is {MAX_PIXELS} in all: send a smaller image",
             param,
         )
+    if vision is not None:
+        check_grid(width, height, vision, where)
 
 
 def _as_rgb(image: Image) -> Image:

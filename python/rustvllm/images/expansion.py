@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from rustvllm.config.vision import SINGLE, VisionConfig
+from rustvllm.config.vision import GRID, SINGLE, VisionConfig
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.text.tokenizer import TokenIds
 
@@ -85,6 +85,8 @@ class ImageTokens:
         return places
 
     def _tokens_of(self, rows: int, columns: int) -> npt.NDArray[np.int32]:
+        if self._vision.kind == GRID:
+            return np.full(rows * columns, self._vision.image_token_id, np.int32)
         if self._vision.kind == SINGLE:
             return np.full(self._vision.tokens_per_tile, self._vision.image_token_id, np.int32)
         if (found := self._known.get((rows, columns))) is None:

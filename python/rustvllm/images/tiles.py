@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rustvllm.config.vision import CHANNELS, SINGLE, VisionConfig
+from rustvllm.config.vision import CHANNELS, GRID, SINGLE, VisionConfig
+from rustvllm.images.grids import grid_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,7 +29,8 @@ class ImageTiles:
     """An image, ready for the engine.
 
     Attributes:
-        content: A header of four numbers, then the pixels of all tiles: uint8 ``[tiles, channels, height, width]``.
+        content: A header of four numbers, then the pixels of all tiles: uint8 ``[tiles, channels, height, width]``. The
+            tiles of a grid are together, as one image: ``[1, channels, height, width]``.
         digest: Names the content, in 16 bytes.
         rows: Of tiles; 0 if the image was not cut.
         columns: Likewise.
@@ -47,11 +49,14 @@ def make_tiles(image: Image, vision: VisionConfig) -> ImageTiles:
         image: Decoded.
         vision: How the model sees images.
     """
-    if vision.kind == SINGLE:
+    if vision.kind == GRID:
+        rows, columns = grid_of(image.width, image.height, vision)
+        tiles = [image.resize((columns * vision.tile_size, rows * vision.tile_size), vision.resample)]
+    elif vision.kind == SINGLE:
         tiles, rows, columns = [_single(image, vision)], 0, 0
     else:
         tiles, rows, columns = _tiled(image, vision)
-    pixels: npt.NDArray[np.uint8] = np.empty((len(tiles), CHANNELS, vision.tile_size, vision.tile_size), np.uint8)
+    pixels: npt.NDArray[np.uint8] = np.empty((len(tiles), CHANNELS, tiles[0].height, tiles[0].width), np.uint8)
     for place, tile in zip(pixels, tiles, strict=True):
         place[...] = np.asarray(tile).transpose(2, 0, 1)
     content = b"".join((struct.pack("<4I", *pixels.shape), pixels.data.cast("B")))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from rustvllm.config.vision import TILED, VisionConfig
+from rustvllm.config.vision import GRID, TILED, VisionConfig
 from rustvllm.exceptions import ModelLoadError
 
 if TYPE_CHECKING:
@@ -60,25 +60,42 @@ class VisionTower(nn.Module):
         """The embeddings of an image's tokens.
 
         Args:
-            pixels: uint8 ``[tiles, channels, height, width]``.
+            pixels: uint8 ``[tiles, channels, height, width]``; of a grid, ``[1, channels, height, width]``.
 
         Returns:
-            ``[tiles * tokens_per_tile, hidden_size]``.
+            ``[tiles * tokens_per_tile, hidden_size]``. If the model adds features between its first layers, too, the
+            rows are so many times wider; see ``CausalLM.given_rows``.
         """
         values = (pixels.to(torch.float32) * self.vision.rescale_factor - self._mean) / self._std
         values = values.to(self.parts.dtype)
-        if self.vision.kind == TILED:
+        if self.vision.kind == GRID:
+            side = self.vision.patch_size
+            grid = torch.tensor([[1, values.shape[2] // side, values.shape[3] // side]])
+            found = self.parts.get_image_features(patches_of(values[0], self.vision), grid)
+        elif self.vision.kind == TILED:
             everything = torch.ones(1, *pixels.shape[:1], *pixels.shape[2:], dtype=torch.bool)
             # A tile that is 0 throughout would count as padding, so such tiles are nudged.
             values[(values == 0).flatten(1).all(1)] = torch.finfo(values.dtype).tiny
             found = self.parts.get_image_features(values[None], everything)
         else:
             found = self.parts.get_image_features(values)
-        return torch.cat([*found.pooler_output], dim=0)
+        rows = torch.cat([*found.pooler_output], dim=0)
+        between = getattr(found, "deepstack_features", None) or ()
+        return torch.cat([rows, *(torch.cat([*level], dim=0) for level in between)], dim=1)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Every parameter, by the name that :func:`tower_name` gives to a checkpoint's tensor."""
         return {tower_name(name): parameter for name, parameter in self.parts.named_parameters()}
+
+
+def patches_of(image: Tensor, vision: VisionConfig) -> Tensor:
+    """The patches of an image, tile by tile: ``[channels, height, width]`` → ``[patches, features of a patch]``."""
+    side, per_tile = vision.patch_size, vision.tile_size // vision.patch_size
+    channels, height, width = image.shape
+    rows, columns = height // vision.tile_size, width // vision.tile_size
+    cut = image.view(channels, rows, per_tile, side, columns, per_tile, side).permute(1, 4, 2, 5, 0, 3, 6)
+    frames = cut[..., None, :, :].expand(*cut.shape[:5], vision.frames, side, side)
+    return frames.reshape(rows * columns * per_tile**2, channels * vision.frames * side**2)
 
 
 def tower_name(name: str) -> str:

@@ -88,7 +88,7 @@ class Conversations:
         renderer = self._renderer_of(own_template)
         given = as_conversations(messages)
         vision, tokenizer = self._engine.config.model.vision, self._engine.get_tokenizer()
-        images = [None if vision is None else images_of(tokenizer, vision.image_token_id) for _ in given]
+        images = [None if vision is None else images_of(tokenizer, vision.placeholder_ids) for _ in given]
         conversations = [
             conversation_of(conversation, renderer, chat_template_content_format, found)
             for conversation, found in zip(given, images, strict=True)

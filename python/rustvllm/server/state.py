@@ -65,7 +65,7 @@ class ServedModel:
         self.generates = config.model.pooler is None
         self.classifier = None if config.model.pooler is None else config.model.pooler.classifier
         vision = config.model.vision
-        self.image_token_id = None if vision is None or engine.tokenizer is None else vision.image_token_id
+        self.image_ids = None if vision is None or engine.tokenizer is None else vision.placeholder_ids
         self.created = int(time.time())
         self.default_sampling = _default_sampling(config.model)
         own_limit = config.model.generation_config.get("max_new_tokens")

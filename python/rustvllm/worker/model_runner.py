@@ -416,6 +416,8 @@ class GPUModelRunner:
                 places, rows = unknown
                 input_ids = input_ids.index_copy(0, places, self.last_token_ids[rows])
             positions = step.on_device("positions", output.total_num_scheduled_tokens)
+            if self.images is not None and (turned := self.images.positions_of_step(output, step)) is not None:
+                positions = turned
             plan = planned or self.backend.plan(self._attention_metadata(output, step))
             if to_logits and self.streams is None:
                 num_logits = output.num_logits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,9 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rustvllm.config.vision import HEADER_BYTES, VisionConfig
+from rustvllm.config.vision import CHANNELS, GRID, HEADER_BYTES, VisionConfig
 from rustvllm.exceptions import SchedulerStateError
 from rustvllm.models.vision_tower import VisionTower
+from rustvllm.worker.image_positions import ImagePositions
 from rustvllm.worker.step_buffers import StepBuffers
 from rustvllm.worker.token_counts import TokenIds
 
@@ -52,6 +54,7 @@ class PromptImages:
         tower: Computes features.
         vision: How the model sees images.
         column: The column of ``sampling_int`` that has the number of a request's images.
+        max_num_seqs: How many persistent rows there are.
         cache_bytes: See ``CACHE_BYTES``.
 
     Attributes:
@@ -60,7 +63,15 @@ class PromptImages:
         num_computed: Images whose features were computed so far.
     """
 
-    def __init__(self, tower: VisionTower, vision: VisionConfig, column: int, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        tower: VisionTower,
+        vision: VisionConfig,
+        column: int,
+        max_num_seqs: int,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._positions = ImagePositions(max_num_seqs) if vision.kind == GRID else None
         self._tower, self._vision, self._column, self._cache_bytes = tower, vision, column, cache_bytes
         self.of_row: MultimodalOfRow | None = None
         self.token_ids: TokenIds | None = None
@@ -72,12 +83,11 @@ class PromptImages:
     def update(self, output: SchedulerOutput, step: StepBuffers) -> None:
         """Apply the differences of a step: first rows that left, then rows that came."""
         for name, count in (("finished_rows", output.num_finished), ("preempted_rows", output.num_preempted)):
-            if self._images and count:
+            if count:
                 self._drop(step.int32(name, count))
         if output.num_new_reqs:
             rows = step.int32("new_rows", output.num_new_reqs)
-            if self._images:
-                self._drop(rows)
+            self._drop(rows)
             for row in rows[step.arrays["sampling_int"][: output.num_new_reqs, self._column] > 0].tolist():
                 self._images[row] = self._read(row)
 
@@ -112,12 +122,29 @@ class PromptImages:
             return None
         return torch.from_numpy(np.concatenate(places)), torch.cat(features)
 
+    def positions_of_step(self, output: SchedulerOutput, step: StepBuffers) -> Tensor | None:
+        """The positions by which a step's tokens are rotated, where these are not their places in their sequences.
+
+        Returns:
+            int32 ``[num_tokens]``, or ``[3, num_tokens]`` if some have parts that differ; None if they are the places.
+        """
+        if self._positions is None:
+            return None
+        found = self._positions.of_step(
+            step.int32("idx_mapping", output.num_reqs),
+            step.int32("query_start_loc", output.num_reqs + 1),
+            step.int32("positions", output.total_num_scheduled_tokens),
+        )
+        return None if found is None else torch.from_numpy(found)
+
     def _read(self, row: int) -> list[_Image]:
         if self.of_row is None or self.token_ids is None:
             raise RuntimeError("images need the content and the token ids of a request: call bind_token_ids first")
         ids = np.asarray(self.token_ids(row), np.int64)
-        images = []
-        for offset, length, digest, content in self.of_row(row):
+        images, found = [], self.of_row(row)
+        if self._positions is not None:
+            self._positions.admit(row, [(offset, *self._grid(content, length)) for offset, length, _, content in found])
+        for offset, length, digest, content in found:
             places = offset + np.flatnonzero(ids[offset : offset + length] == self._vision.image_token_id)
             if places.size:
                 images.append(_Image(digest, content, places))
@@ -140,17 +167,45 @@ class PromptImages:
         return found
 
     def _pixels(self, content: bytes) -> Tensor:
-        side = self._vision.tile_size
-        tiles, *shape = struct.unpack_from("<4I", content) if len(content) >= HEADER_BYTES else (0, 0, 0, 0)
-        num_pixels = len(content) - HEADER_BYTES
-        if shape != [3, side, side] or not 0 < tiles <= self._vision.max_tiles or num_pixels != tiles * 3 * side * side:
+        shape, num_pixels = _shape(content)
+        tiles, side = shape[0], self._vision.tile_size
+        if self._vision.kind == GRID:
+            fits = self._num_tiles(shape) is not None
+        else:
+            fits = shape[1:] == (CHANNELS, side, side) and 0 < tiles <= self._vision.max_tiles
+        if not fits or num_pixels != math.prod(shape):
             raise SchedulerStateError(
-                f"an image has {tiles} tiles of {shape} in {num_pixels} bytes; the model takes up to "
+                f"an image has {tiles} tiles of {list(shape[1:])} in {num_pixels} bytes; the model takes up to "
                 f"{self._vision.max_tiles} of [3, {side}, {side}]"
             )
         pixels = np.frombuffer(content, np.uint8, offset=HEADER_BYTES)
-        return torch.from_numpy(pixels.copy()).view(tiles, *shape)
+        return torch.from_numpy(pixels.copy()).view(shape)
+
+    def _num_tiles(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
+        """Rows and columns of a grid of tiles; None if the shape is none of a grid."""
+        side = self._vision.tile_size
+        (rows, rest), (columns, other_rest) = divmod(shape[2], side), divmod(shape[3], side)
+        is_grid = shape[:2] == (1, CHANNELS) and not rest and not other_rest
+        return (rows, columns) if is_grid and 0 < rows * columns <= self._vision.max_tiles else None
+
+    def _grid(self, content: bytes, length: int) -> tuple[int, int]:
+        """Rows and columns of the tiles of an image that has so many tokens."""
+        shape, _ = _shape(content)
+        if (found := self._num_tiles(shape)) is None or math.prod(found) != length:
+            raise SchedulerStateError(f"an image of {list(shape)} is no grid of {length} tokens")
+        return found
 
     def _drop(self, rows: npt.NDArray[np.int32]) -> None:
-        for row in rows.tolist():
-            self._images.pop(row, None)
+        if self._images:
+            for row in rows.tolist():
+                self._images.pop(row, None)
+        if self._positions is not None:
+            self._positions.drop(rows)
+
+
+def _shape(content: bytes) -> tuple[tuple[int, ...], int]:
+    """Tiles, channels, height and width of an image, and its bytes of pixels."""
+    return (
+        struct.unpack_from("<4I", content) if len(content) >= HEADER_BYTES else (0, 0, 0, 0),
+        len(content) - HEADER_BYTES,
+    )

@@ -174,7 +174,8 @@ class Worker:
         if (vision := self.config.model.vision) is not None:
             free = available_memory(self.device)
             tower = load_vision_tower(self.config.model, vision, self.config.load, self.dtype, free)
-            self.runner.images = PromptImages(tower, vision, self._int_columns.index("num_multimodal"))
+            column, num_rows = self._int_columns.index("num_multimodal"), self.config.scheduler.max_num_seqs
+            self.runner.images = PromptImages(tower, vision, column, num_rows)
         cpu_draw = None if self._threads is None else CpuDraw(self._threads)
         self.runner.sampler = Sampler(cpu_draw)
         self.runner.scorer = Scorer(self.config.model.logprobs_mode, cpu_draw)

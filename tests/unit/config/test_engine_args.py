@@ -217,7 +217,7 @@ def test_later_features_are_refused_by_name_unless_they_ask_for_nothing():
 def test_every_engine_argument_of_vllm_is_known_to_python_too():
     switched_off = {
         "disable_custom_all_reduce": True, "skip_mm_profiling": True, "hf_token": None, "enable_sleep_mode": False,
-        "pooler_config": None, "config_format": "auto", "allowed_local_media_path": "", "mm_processor_kwargs": {},
+        "pooler_config": None, "config_format": "auto", "allowed_local_media_path": "",
         "structured_outputs_config": {"backend": "auto"},
         "compilation_config": 3,
     }  # fmt: skip

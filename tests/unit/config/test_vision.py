@@ -6,7 +6,7 @@ import pytest
 
 from rustvllm import EngineArgs
 from rustvllm.config.architectures import text_config
-from rustvllm.config.vision import SINGLE, TILED, VisionConfig, read_vision
+from rustvllm.config.vision import GRID, SINGLE, TILED, VisionConfig, read_vision
 from rustvllm.exceptions import ConfigError, ModelLoadError
 
 TEXT = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2, "vocab_size": 97,
@@ -25,10 +25,20 @@ SMOL = {"image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge"
         "max_image_size": {"longest_edge": 512}}  # fmt: skip
 
 
-def read(folder, config, processor, limits=None, file="preprocessor_config.json"):
+QWEN = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "image_token_id": 92,
+    "vision_start_token_id": 90, "vision_end_token_id": 91, "vision_config": {"depth": 2, "patch_size": 14},
+    **{name: value for name, value in TEXT.items() if name != "model_type"},
+    "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]},
+}  # fmt: skip
+GRIDS = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 12_845_056,
+         "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}  # fmt: skip
+
+
+def read(folder, config, processor, limits=None, file="preprocessor_config.json", **options):
     if processor is not None:
         (folder / file).write_text(json.dumps(processor))
-    return read_vision(folder, config, config["architectures"][0], folder / "config.json", limits)
+    return read_vision(folder, config, config["architectures"][0], folder / "config.json", limits, **options)
 
 
 def test_llava(tmp_path):
@@ -51,6 +61,25 @@ def test_smolvlm(tmp_path):
     assert read(tmp_path, SMOLVLM, {**SMOL, "do_image_splitting": False}).max_tiles == 1
     for name in ("SmolVLMImageProcessorFast", "SmolVLMImageProcessorPil", "Idefics3ImageProcessor"):
         assert read(tmp_path, SMOLVLM, {**SMOL, "image_processor_type": name}).kind == TILED
+
+
+def test_qwen_vl(tmp_path):
+    vision = read(tmp_path, QWEN, GRIDS)
+    assert (vision.kind, vision.image_token_id, vision.placeholder_ids) == (GRID, 92, (90, 92, 91))
+    assert (vision.tile_size, vision.patch_size, vision.tokens_per_tile, vision.frames) == (28, 14, 1, 2)
+    assert (vision.min_pixels, vision.max_pixels, vision.max_tiles) == (3136, 12_845_056, 16_384)
+    assert vision.image_mean[0] == pytest.approx(0.48145466), "CLIP's own"
+    newer = {name: value for name, value in GRIDS.items() if "pixels" not in name}
+    newer["size"] = {"shortest_edge": 3136, "longest_edge": 12_845_056}
+    assert read(tmp_path, QWEN, {**newer, "image_processor_type": "Qwen2VLImageProcessorFast"}) == vision
+    assert read(tmp_path, QWEN, newer | {"size": {}}).max_pixels == 1280 * 28 * 28, "transformers' own default"
+    short = vision.for_length(1000)
+    assert (short.max_tokens, short.max_tiles, short.max_image_bytes) == (999, 999, 16 + 999 * 3 * 28 * 28)
+    nested = {**QWEN, "text_config": {**TEXT, "model_type": "qwen2_5_vl_text"}}
+    assert read(tmp_path, nested, GRIDS) == vision
+    three = {**nested, "architectures": ["Qwen3VLForConditionalGeneration"], "vision_config": {}}
+    three["text_config"] = {name: value for name, value in TEXT.items() if name != "model_type"}
+    assert read(tmp_path, three, {**GRIDS, "patch_size": 16}).tile_size == 32
 
 
 def test_the_newer_file(tmp_path):
@@ -92,6 +121,17 @@ def test_the_newer_file(tmp_path):
         ({**LLAVA, "image_token_index": -1}, CLIP, "image_token_index must be an integer of at least 0, got -1"),
         ({**SMOLVLM, "scale_factor": 5}, SMOL, "32 patches per side are not a multiple of scale_factor 5"),
         (SMOLVLM, {**SMOL, "max_image_size": {"longest_edge": 364}}, "images become 364 pixels"),
+        (QWEN, CLIP, "image_processor_type is 'CLIPImageProcessor'; for Qwen2_5_VL"),
+        (QWEN, {**GRIDS, "patch_size": 16}, "patch_size is 16, but the vision_config of config.json says 14"),
+        (QWEN, {**GRIDS, "merge_size": 1}, "merge_size is 1, but the vision_config of config.json says 2"),
+        (QWEN, {**GRIDS, "min_pixels": 0}, "min_pixels must be an integer of at least 1, got 0"),
+        (QWEN, {**GRIDS, "max_pixels": 500}, "max_pixels 500, which must be at least 784, a tile of 28 x 28 pixels"),
+        (QWEN, {**GRIDS, "min_pixels": 10**7, "max_pixels": 10**6}, "min_pixels 10000000 must be at most max_pixels"),
+        (
+            {**QWEN, "text_config": TEXT},
+            GRIDS,
+            "of Qwen2_5_VLForConditionalGeneration is 'llama'; rustvllm supports qwen2_5",
+        ),
         (
             {**SMOLVLM, "vision_config": {"image_size": 500, "patch_size": 16}},
             SMOL,
@@ -122,6 +162,27 @@ def test_limits_that_are_refused(limits, match, tmp_path):
     assert read(tmp_path, SMOLVLM, SMOL, {"image": {"count": 3}}).max_images == 3
 
 
+def test_limits_of_pixels(tmp_path):
+    vision = read(tmp_path, QWEN, GRIDS, sizes={"max_pixels": 100_000})
+    assert (vision.min_pixels, vision.max_pixels) == (3136, 100_000)
+    newer = {"size": {"shortest_edge": 3136, "longest_edge": 12_845_056}}
+    assert read(tmp_path, QWEN, newer, sizes={"max_pixels": 100_000, "min_pixels": 800}).min_pixels == 800
+    with pytest.raises(ModelLoadError, match="min_pixels 3136 must be at most max_pixels 3000"):
+        read(tmp_path, QWEN, GRIDS, sizes={"max_pixels": 3000})
+    for sizes, match in [
+        ({"num_crops": 4}, "may have min_pixels and max_pixels, got 'num_crops'"),
+        ({"max_pixels": "9"}, "max_pixels of mm_processor_kwargs must be"),
+        ({"max_pixels": 0}, "max_pixels of mm_processor_kwargs must be"),
+        ({"max_pixels": 2**31}, "max_pixels of mm_processor_kwargs must be"),
+        ([9], "must be an object such as"),
+    ]:
+        with pytest.raises(ConfigError, match=match):
+            read(tmp_path, QWEN, GRIDS, sizes=sizes)
+    with pytest.raises(ConfigError, match="has max_pixels, but SmolVLMForConditionalGeneration does not see images in"):
+        read(tmp_path, SMOLVLM, SMOL, sizes={"max_pixels": 9000})
+    assert read(tmp_path, SMOLVLM, SMOL, sizes={}).kind == TILED
+
+
 def test_text_models_allow_none(tmp_path):
     config = {"architectures": ["LlamaForCausalLM"]}
     assert read(tmp_path, config, None, {"image": 0}) is None
@@ -136,6 +197,18 @@ def test_the_flat_configuration():
     assert flat["vision_config"] == LLAVA["vision_config"]
     bare = text_config({**LLAVA, "text_config": {"vocab_size": 32_064}})
     assert (bare["hidden_size"], bare["num_hidden_layers"], bare["vocab_size"]) == (4096, 32, 32_064)
+
+
+def test_the_flat_configuration_of_qwen_vl():
+    flat = text_config({**QWEN, "tie_word_embeddings": True})
+    assert (flat["hidden_size"], flat["num_hidden_layers"], flat["tie_word_embeddings"]) == (32, 2, True)
+    assert flat["rope_scaling"] == {"rope_type": "default", "type": "default", "mrope_section": [1, 1, 2]}
+    assert flat["vision_config"] == QWEN["vision_config"]
+    assert flat["text_config"]["num_hidden_layers"] == 2
+    assert "vision_config" not in flat["text_config"]
+    bare = text_config({**QWEN, "text_config": {"model_type": "qwen2_5_vl_text", "vocab_size": 7}, "hidden_size": 64})
+    assert (bare["hidden_size"], bare["rms_norm_eps"], bare["vocab_size"]) == (64, 1e-5, 7)
+    assert bare["rope_theta"] == 1_000_000.0
 
 
 @pytest.fixture

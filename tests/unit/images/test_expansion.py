@@ -3,7 +3,7 @@
 import pytest
 
 from rustvllm import _core
-from rustvllm.config.vision import SINGLE, VisionConfig
+from rustvllm.config.vision import GRID, SINGLE, VisionConfig
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.images.expansion import ImageTokens
 from rustvllm.images.tiles import ImageTiles
@@ -31,3 +31,11 @@ def test_places(ids, images, expected, offsets):
 def test_another_number_of_placeholders(ids, count):
     with pytest.raises(InvalidRequestError, match=f"has {ids.count(9)} image placeholders .id 9., .* {count} images"):
         ImageTokens(VISION, None, "model").expand(_core.TokenIds(ids), [CAT] * count)
+
+
+def test_grids():
+    vision = VisionConfig(kind=GRID, image_token_id=9, tokens_per_tile=1, tile_size=4)
+    images = [ImageTiles(b"cat", b"c" * 16, 2, 3), ImageTiles(b"dog", b"d" * 16, 1, 1)]
+    found, spans = ImageTokens(vision, None, "model").expand(_core.TokenIds([1, 9, 2, 9]), images)
+    assert found.tolist() == [1, *[9] * 6, 2, 9]
+    assert [span[:2] for span in spans] == [(1, 6), (8, 1)]

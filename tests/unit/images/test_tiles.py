@@ -5,7 +5,9 @@ import struct
 import numpy as np
 import pytest
 
-from rustvllm.config.vision import SINGLE, TILED, VisionConfig
+from rustvllm.config.vision import GRID, SINGLE, TILED, VisionConfig
+from rustvllm.exceptions import InvalidRequestError
+from rustvllm.images.grids import check_grid, grid_of
 from rustvllm.images.tiles import make_tiles
 
 Image = pytest.importorskip("PIL.Image", reason="images need Pillow (the extra rustvllm[vision])")
@@ -74,3 +76,53 @@ def test_digests_name_the_pixels():
     vision = VisionConfig(kind=TILED, image_token_id=1, tokens_per_tile=4, tile_size=8, longest_edge=16, splits=True)
     one, same, other = (make_tiles(picture((16, 9), seed), vision) for seed in (1, 1, 2))
     assert (one.digest == same.digest, one.digest == other.digest, len(one.digest)) == (True, False, 16)
+
+
+def grid_vision(**changes):
+    fields = {"tile_size": 8, "patch_size": 4, "min_pixels": 640, "max_pixels": 3200, "frames": 2}
+    return VisionConfig(kind=GRID, image_token_id=1, tokens_per_tile=1, **(fields | changes))
+
+
+@pytest.mark.parametrize("limits", [(640, 3200), (1, 64), (1, 12_845_056), (5000, 5000), (3136, 3200)])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_grid_of_tiles(size, limits):
+    """Against transformers: the size, and each patch once the pixels are normalized."""
+    import torch
+    import transformers
+
+    from rustvllm.models.vision_tower import patches_of
+
+    vision = grid_vision(min_pixels=limits[0], max_pixels=limits[1])
+    processor = transformers.Qwen2VLImageProcessorPil(
+        patch_size=4, size=dict(zip(("shortest_edge", "longest_edge"), limits, strict=True)),
+        do_rescale=False, do_normalize=False,
+    )  # fmt: skip
+    image = picture(size)
+    found, expected = make_tiles(image, vision), processor(image, return_tensors="pt")
+    assert [1, 2 * found.rows, 2 * found.columns] == expected["image_grid_thw"][0].tolist()
+    pixels = torch.from_numpy(pixels_of(found).copy())
+    assert pixels.shape == (1, 3, found.rows * 8, found.columns * 8)
+    assert torch.equal(patches_of(pixels[0].float(), vision), expected["pixel_values"])
+    assert len(found.content) <= vision.max_image_bytes
+
+
+def test_the_largest_grids():
+    """No shape that is allowed has more tiles than the limit says."""
+    sides = [1, 2, 3, 5, 8, 13, 40, 99, 200, 201, 1000, 8000, 39_999]
+    for limits in ((1, 64), (64, 64), (640, 3200), (12_000, 12_800), (1, 1_000_000), (900_000, 1_000_000)):
+        vision = grid_vision(min_pixels=limits[0], max_pixels=limits[1])
+        shapes = [(w, h) for w in sides for h in sides if max(w, h) <= 200 * min(w, h)]
+        counts = [rows * columns for rows, columns in (grid_of(w, h, vision) for w, h in shapes)]
+        assert min(counts) > 0
+        assert max(counts) <= vision.max_tiles
+
+
+def test_grids_that_are_refused():
+    with pytest.raises(InvalidRequestError, match="cat has 2010 x 10 pixels; the longer side may be at most 200 times"):
+        check_grid(2010, 10, grid_vision(), "cat")
+    check_grid(2000, 10, grid_vision(), "cat")
+    match = "cat has 40 x 64 pixels, which become 40 tokens, but the maximum context length is 40 tokens: send a"
+    with pytest.raises(InvalidRequestError, match=match):
+        check_grid(40, 64, grid_vision().for_length(40), "cat")
+    check_grid(40, 64, grid_vision().for_length(41), "cat")
+    check_grid(1, 10_000, VisionConfig(kind=SINGLE, image_token_id=1, tokens_per_tile=4, tile_size=28), "cat")

@@ -87,6 +87,11 @@ class EngineFlags:
         type=parse_json_object,
         group="model",
     )
+    mm_processor_kwargs: dict[str, Any] | None = arg(  # noqa: RUF009 -- likewise
+        'how images of Qwen-VL are resized, as JSON: {"min_pixels": N, "max_pixels": N} (default: as the folder says)',
+        type=parse_json_object,
+        group="model",
+    )
     trust_remote_code: bool = arg(
         "run Python code from the model's folder, with all rights of this process, if neither rustvllm nor "
         "transformers knows the architecture",

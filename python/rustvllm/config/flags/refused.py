@@ -12,7 +12,10 @@ from typing import Any, Final
 from rustvllm.exceptions import ConfigError
 from rustvllm.redaction import MASK
 
-_MEDIA = "messages hold text and images as data: URLs, which have no settings but --limit-mm-per-prompt"
+_MEDIA = (
+    "messages hold text and images as data: URLs, which have no settings but --limit-mm-per-prompt and "
+    "--mm-processor-kwargs"
+)
 _ADAPTERS = "adapters (--enable-lora) name their modules in their own files"
 _EXPERTS = "ranks share every expert (--tensor-parallel-size) instead of holding some experts each"
 _STATES = "rustvllm does not serve state-space models such as Mamba"
@@ -74,7 +77,7 @@ REFUSED_KEYWORDS: Final[Mapping[str, str]] = {
 REFUSED: Final[Mapping[str, str]] = {
     # the reason -> the flags that it refuses, each with the values that ask for nothing
     _MEDIA: "--trust-request-mm-kwargs --allowed-local-media-path= --allowed-media-domains --enable-mm-embeds "
-    "--media-io-kwargs={} --mm-processor-kwargs={} --mm-encoder-only --mm-encoder-attn-backend "
+    "--media-io-kwargs={} --mm-encoder-only --mm-encoder-attn-backend "
     "--mm-encoder-attn-dtype --mm-encoder-fp8-scale-path --mm-encoder-fp8-scale-save-path --interleave-mm-strings "
     "--video-pruning-rate=0 --mm-ipc-gpu-memory-gb=0 --mm-processor-device=auto,cpu --mm-device-do-normalize",
     _ADAPTERS: "--fully-sharded-loras --lora-target-modules --default-mm-loras={} --enable-tower-connector-lora "

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rustvllm import _core
 from rustvllm.config import ModelConfig
+from rustvllm.config.vision import VisionConfig
 from rustvllm.exceptions import InvalidRequestError, QueueFullError
 from rustvllm.images.decode_process import DecodeProcess
 from rustvllm.images.decoding import decode_image, read_data_url, require_pillow, to_rgb
@@ -216,14 +217,14 @@ class PromptImages:
                 require_pillow()
                 tiles.append(process.tiles_of(image.url, image.where, self._vision, image.before))
             else:
-                tiles.append(make_tiles(_decoded(image, f"image {index + 1}"), self._vision))
+                tiles.append(make_tiles(_decoded(image, f"image {index + 1}", self._vision), self._vision))
         return self._tokens.expand(ids, tiles)
 
 
-def _decoded(image: object, name: str) -> Any:
+def _decoded(image: object, name: str, vision: VisionConfig) -> Any:
     if isinstance(image, EncodedImage):
-        return decode_image(read_data_url(image.before + image.url, image.where), image.where)
+        return decode_image(read_data_url(image.before + image.url, image.where), image.where, vision)
     pillow = require_pillow()
     if not isinstance(image, pillow.Image):
         raise InvalidRequestError(f"{name} must be a PIL.Image.Image, got {type(image).__name__}", "prompt")
-    return to_rgb(image, name, "prompt")
+    return to_rgb(image, name, "prompt", vision)

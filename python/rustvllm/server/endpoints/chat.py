@@ -86,8 +86,8 @@ class ChatFace(Face[ChatCompletionRequest]):
     async def prompts(self, run: Run) -> list["TextPrompt"]:
         request = self.request
         hides_tools = request.tool_choice == "none" and self.state.settings.exclude_tools_when_tool_choice_none
-        token_id = self.model.image_token_id
-        images = None if token_id is None else images_of(self.model.tokenizer, token_id)
+        image_ids = self.model.image_ids
+        images = None if image_ids is None else images_of(self.model.tokenizer, image_ids)
         text = await render_prompt(request, self.state, self.model, run, hides_tools=hides_tools, images=images)
         if not text:
             raise InvalidRequestError("The chat template renders these messages as an empty prompt.", "messages")

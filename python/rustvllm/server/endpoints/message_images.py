@@ -1,6 +1,6 @@
 """The images of a conversation: found in its messages and handed on, and not looked at here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -67,14 +67,14 @@ class MessageImages:
         self.found.append(EncodedImage(url, f"{where}.image_url"))
 
 
-def images_of(tokenizer: Any, image_token_id: int) -> MessageImages:
+def images_of(tokenizer: Any, placeholder_ids: Sequence[int]) -> MessageImages:
     """What takes the images of a conversation.
 
     Args:
         tokenizer: Of the model.
-        image_token_id: What stands for an image in a prompt.
+        placeholder_ids: What stands for an image in a message that is one text.
     """
-    return MessageImages(tokenizer.convert_ids_to_tokens([image_token_id])[0])
+    return MessageImages("".join(token or "" for token in tokenizer.convert_ids_to_tokens([*placeholder_ids])))
 
 
 def image_part(url: str, where: str, before: str = "") -> dict[str, Any]:
