@@ -220,15 +220,15 @@ def test_guesses_and_token_ids(checkpoints, kind):
 def test_drafts_behind_images(checkpoints, method):
     """Drafts are verified at the positions that the tokens have, which are not their places."""
     folder, reference, processor = checkpoints("qwen2.5-vl")
-    how = {"ngram": {"prompt_lookup_max": 2}, "suffix": {}}[method]
-    llm = start(folder, speculative_config={"method": method, "num_speculative_tokens": 3, **how})
+    how = {"ngram": {"prompt_lookup_max": 2, "prompt_lookup_min": 1}, "suffix": {}}[method]
+    llm = start(folder, speculative_config={"method": method, "num_speculative_tokens": 3, "adaptive": False, **how})
     free = SamplingParams(temperature=0, max_tokens=COUNT, logprobs=0)
     [first] = llm.generate(prompt_of([picture(7)]), free, use_tqdm=False)
     # The same answer is part of the next prompt, so that its tokens are drafted; and an image comes first.
     words = first.outputs[0].text
     prompts = [prompt_of([picture(seed)], f"{words} {words}", end=f"{words} {words}") for seed in (7, 8)]
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24, logprobs=0), use_tqdm=False)
-    assert llm.llm_engine.engine_core.handle.stats()["num_draft_tokens"] > 0
+    assert llm.llm_engine.engine_core.core.scheduler.stats()["num_draft_tokens"] > 0
     for output, prompt in zip(outputs, prompts, strict=True):
         check(output, reference, processor, prompt)
 
