@@ -183,9 +183,9 @@ def cpu_instructions() -> str | None:
 
 
 def cpu_streams() -> int | None:
-    """``RUSTVLLM_CPU_STREAMS``: streams of memory that each core reads weights in: 1 or 2 (default: as the processor likes).
+    """``RUSTVLLM_CPU_STREAMS``: streams of memory in which each core reads weights: 1 or 2.
 
-    AMD's processors before Zen 5 read one stream faster, others two. For comparisons, and for processors that are not
+    By default AMD's processors before Zen 5 read one, others two. For comparisons, and for processors that are not
     known yet. The core reads the variable once, when it first computes a product.
     """
     text = os.environ.get("RUSTVLLM_CPU_STREAMS", "").strip()

@@ -9,6 +9,7 @@ pub(crate) mod filling;
 pub(crate) mod linear;
 pub(crate) mod lora;
 pub(crate) mod norms;
+mod positions;
 pub(crate) mod sampling;
 pub(crate) mod threads;
 mod weight_kind;

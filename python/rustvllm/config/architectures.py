@@ -36,20 +36,20 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         Architecture("Gemma3ForCausalLM", "gemma3_text", "gemma3", head_dim=256),
         Architecture("Gemma3ForConditionalGeneration", "gemma3", "gemma3", head_dim=256),
         Architecture("GptOssForCausalLM", "gpt_oss", "gpt_oss", head_dim=64, is_cpu_only=True),
-        Architecture("Idefics3ForConditionalGeneration", "idefics3", "idefics3"),
+        Architecture("Idefics3ForConditionalGeneration", "idefics3", "vision.idefics3"),
         Architecture("LlamaForCausalLM", "llama", "llama"),
-        Architecture("LlavaForConditionalGeneration", "llava", "llava"),
+        Architecture("LlavaForConditionalGeneration", "llava", "vision.llava"),
         Architecture("MistralForCausalLM", "mistral", "mistral"),
         Architecture("MixtralForCausalLM", "mixtral", "mixtral", is_cpu_only=True),
         Architecture("OPTForCausalLM", "opt", "opt", is_multi_head=True),
         Architecture("Phi3ForCausalLM", "phi3", "phi3"),
         Architecture("Qwen2ForCausalLM", "qwen2", "qwen2"),
-        Architecture("Qwen2VLForConditionalGeneration", "qwen2_vl", "qwen2_vl"),
-        Architecture("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "qwen2_vl"),
+        Architecture("Qwen2VLForConditionalGeneration", "qwen2_vl", "vision.qwen2_vl"),
+        Architecture("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "vision.qwen2_vl"),
         Architecture("Qwen3ForCausalLM", "qwen3", "qwen3", head_dim=128),
         Architecture("Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe", is_cpu_only=True),
-        Architecture("Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3_vl", head_dim=128),
-        Architecture("SmolVLMForConditionalGeneration", "smolvlm", "idefics3"),
+        Architecture("Qwen3VLForConditionalGeneration", "qwen3_vl", "vision.qwen3_vl", head_dim=128),
+        Architecture("SmolVLMForConditionalGeneration", "smolvlm", "vision.idefics3"),
     )
 }
 """By name. ``models/registry`` imports a row's module when a model of it is made; docs/loading.md has the same rows."""
@@ -129,7 +129,7 @@ _TEXT_TYPES: Final[Mapping[str, str]] = {
 }
 """The ``model_type`` of text models whose configuration may leave it out; of others it is ``llama``."""
 _FLAT: Final = frozenset({"Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"})
-"""Models whose older configurations have the keys of the text model beside those of the parent."""
+"""Models whose older configurations have the keys of the text model next to those of the parent."""
 _SEEING: Final = frozenset(
     {
         "LlavaForConditionalGeneration",
@@ -197,7 +197,7 @@ def _text_of_seeing_model(config: Mapping[str, Any], text: Mapping[str, Any], de
     defaults = _NESTED_TEXT.get(kind, {}) if isinstance(kind, str) else {}
     flat = {**defaults, **config, **text, **parents, "tie_word_embeddings": is_tied, TEXT_MODEL_TYPE: kind}
     for name in ("rope_scaling", "rope_parameters"):
-        # Positions of three parts are no way to scale them: the model's class says that it has them.
+        # Positions of three parts do not scale them: the model's class says that it has them.
         scaling = flat.get(name)
         if isinstance(scaling, Mapping) and "mrope" in (scaling.get("rope_type"), scaling.get("type")):
             flat[name] = {**scaling, "rope_type": "default", "type": "default"}

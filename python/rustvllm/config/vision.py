@@ -229,7 +229,9 @@ def read_vision(
         "rescale_factor": numbers.number("rescale_factor", 1 / 255),
         "image_mean": numbers.channels("image_mean", _CLIP_MEAN if has_clips_colours else _MEAN),
         "image_std": numbers.channels("image_std", _CLIP_STD if has_clips_colours else _STD),
-        "resample": numbers.integer("resample", _LANCZOS if expected == TILED else _BICUBIC, least=0, most=_LAST_FILTER),
+        "resample": numbers.integer(
+            "resample", _LANCZOS if expected == TILED else _BICUBIC, least=0, most=_LAST_FILTER
+        ),
         "max_images": DEFAULT_MAX_IMAGES if most is None else most,
     }
     if expected == GRID:

@@ -131,7 +131,7 @@ def to_rgb(image: Image, where: str, param: str, vision: VisionConfig | None = N
         vision: How the model sees images, if its shape counts.
 
     Raises:
-        InvalidRequestError: It is broken or closed, or has too many pixels, a wrong shape, or a mode that has no colours.
+        InvalidRequestError: It is broken or closed, or has too many pixels, a wrong shape, or a mode without colours.
     """
     try:
         _check_pixels(image, where, param, vision)

@@ -168,7 +168,7 @@ class DecoderKernel(Protocol):
                 where positions have three parts.
             kv_caches: One per block, read and written.
             attention: The step's plan.
-            added: What is added to the stream between blocks; None: nothing.
+            added: What is added to the stream between blocks, if something is.
 
         Returns:
             ``[num_tokens, hidden_size]``, normalized if there is a norm.

@@ -159,17 +159,18 @@ def section_axes(sections: object, num_pairs: int, *, interleaved: bool) -> Tens
     Raises:
         ModelLoadError: ``sections`` are not three numbers with that sum.
     """
-    is_numbers = isinstance(sections, list | tuple) and len(sections) == NUM_AXES
-    if not is_numbers or not all(type(count) is int and count >= 0 for count in sections) or sum(sections) != num_pairs:
+    counts = [*sections] if isinstance(sections, list | tuple) else []
+    are_counts = len(counts) == NUM_AXES and all(type(count) is int and count >= 0 for count in counts)
+    if not are_counts or sum(counts) != num_pairs:
         raise ModelLoadError(
             f"config.json: mrope_section must be {NUM_AXES} integers whose sum is {num_pairs}, half the features of a "
             f"head, got {sections!r:.80}"
         )
     if not interleaved:
-        return torch.arange(NUM_AXES, device="cpu").repeat_interleave(torch.tensor(sections, device="cpu"))
+        return torch.arange(NUM_AXES, device="cpu").repeat_interleave(torch.tensor(counts, device="cpu"))
     axes = torch.zeros(num_pairs, dtype=torch.int64, device="cpu")
     for axis in range(1, NUM_AXES):
-        axes[axis : NUM_AXES * sections[axis] : NUM_AXES] = axis
+        axes[axis : NUM_AXES * counts[axis] : NUM_AXES] = axis
     return axes
 
 

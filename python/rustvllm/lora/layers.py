@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from rustvllm import _core
 from rustvllm.layers.activation import Activation
-from rustvllm.layers.decoder import AdaptableDecoder, DecoderKernel, DecoderLogits
+from rustvllm.layers.decoder import AdaptableDecoder, AddedRows, DecoderKernel, DecoderLogits
 from rustvllm.layers.host_array import host_array
 from rustvllm.layers.linear import Linear, plain_linear
 from rustvllm.lora.device_table import DeviceTable, Send, StepAdapters
@@ -272,10 +272,17 @@ class DecoderWithAdapters:
         """See ``DecoderKernel.takes_head``; adapters change no head."""
         return self._inner.takes_head(num_rows)
 
-    def forward(self, hidden: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], attention: object) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[Tensor],
+        attention: object,
+        added: AddedRows | None = None,
+    ) -> Tensor:
         """See ``DecoderKernel.forward``."""
         with self._adding():
-            return self._inner.forward(hidden, positions, kv_caches, attention)
+            return self._inner.forward(hidden, positions, kv_caches, attention, added)
 
     def forward_logits(
         self,

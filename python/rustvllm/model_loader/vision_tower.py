@@ -12,7 +12,7 @@ from rustvllm.exceptions import ModelLoadError
 from rustvllm.logger import init_logger
 from rustvllm.model_loader.checkpoint import FLOAT_DTYPES, MAX_NAMED, StoredTensor, read_headers
 from rustvllm.model_loader.reading import TensorReader
-from rustvllm.models.vision_tower import VisionTower, tower_name
+from rustvllm.models.vision.tower import VisionTower, tower_name
 
 if TYPE_CHECKING:
     from rustvllm.config import LoadConfig, ModelConfig

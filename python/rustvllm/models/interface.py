@@ -132,10 +132,10 @@ class CausalLM(nn.Module, ABC):
 
     @property
     def added_rows(self) -> AddedRows | None:
-        """What is added to the stream between layers in the next step; None: nothing."""
+        """What is added to the stream between layers in the next step, if something is."""
         if self.given_rows is None or self.given_rows[1].shape[1] == self.hidden_size:
             return None
-        _, *rows = self.given_rows[1].split(self.hidden_size, dim=1)
+        _, *rows = torch.split(self.given_rows[1], self.hidden_size, dim=1)
         return AddedRows(self.given_rows[0], tuple(rows))
 
     def run_layers(

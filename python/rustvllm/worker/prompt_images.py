@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rustvllm.config.vision import CHANNELS, GRID, HEADER_BYTES, VisionConfig
 from rustvllm.exceptions import SchedulerStateError
-from rustvllm.models.vision_tower import VisionTower
+from rustvllm.models.vision.tower import VisionTower
 from rustvllm.worker.image_positions import ImagePositions
 from rustvllm.worker.step_buffers import StepBuffers
 from rustvllm.worker.token_counts import TokenIds
@@ -192,7 +192,7 @@ class PromptImages:
         """Rows and columns of the tiles of an image that has so many tokens."""
         shape, _ = _shape(content)
         if (found := self._num_tiles(shape)) is None or math.prod(found) != length:
-            raise SchedulerStateError(f"an image of {list(shape)} is no grid of {length} tokens")
+            raise SchedulerStateError(f"an image of {list(shape)} is not a grid of {length} tokens")
         return found
 
     def _drop(self, rows: npt.NDArray[np.int32]) -> None:

@@ -75,11 +75,11 @@ def test_a_process_that_ended_is_replaced(process):
 def test_a_process_that_is_killed_over_an_image_is_replaced_once(process, monkeypatch):
     first, ask, pids = process.tiles_of(data_url(picture(1)), WHERE, VISION), process._ask, []
 
-    def killed(head, url):
+    def killed(head, before, url):
         pids.append(process._process.pid)
         if len(pids) <= num_kills:
             os.kill(pids[-1], signal.SIGKILL)
-        return ask(head, url)
+        return ask(head, before, url)
 
     monkeypatch.setattr(process, "_ask", killed)
     num_kills = 1
@@ -102,7 +102,7 @@ def test_half_an_answer_is_none(process):
     for answer in answers:
         process._answers = io.BytesIO(len(facts).to_bytes(4, "big") + answer)
         with pytest.raises(EOFError):
-            process._ask(b"{}", "")
+            process._ask(b"{}", "", "")
 
 
 def test_an_interrupted_image_leaves_no_answer_to_the_next(process, monkeypatch):

@@ -90,7 +90,7 @@ def test_a_grid_of_tiles(size, limits):
     import torch
     import transformers
 
-    from rustvllm.models.vision_tower import patches_of
+    from rustvllm.models.vision.tower import patches_of
 
     vision = grid_vision(min_pixels=limits[0], max_pixels=limits[1])
     processor = transformers.Qwen2VLImageProcessorPil(

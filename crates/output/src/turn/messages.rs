@@ -42,6 +42,7 @@ fn finder<'a>(markers: impl Iterator<Item = &'a &'static str>) -> AhoCorasick {
 /// Splits a turn of messages into content, reasoning and calls. However the text is cut into pieces, the joined events
 /// are the same.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "what is looked for, and what was found, are independent")]
 pub(super) struct Messages {
     finds_calls: bool,
     finds_thoughts: bool,
@@ -177,7 +178,7 @@ impl Messages {
         let text = rest.trim_start();
         let begin = [START, CHANNEL, CONSTRAIN].into_iter().find(|begin| text.starts_with(begin));
         let skipped = rest.len() - text.len() + begin.map_or(0, str::len);
-        let window = &rest[..rest.floor_char_boundary(MAX_HEAD_BYTES + MARKER_BYTES)];
+        let window = &rest[..floor_char_boundary(rest, MAX_HEAD_BYTES + MARKER_BYTES)];
         let found = HEAD_ENDS.find(&window[skipped..]).map(|found| (skipped + found.start(), found.len()));
         match found.filter(|(start, _)| *start <= MAX_HEAD_BYTES) {
             Some((start, len)) => {
@@ -193,7 +194,7 @@ impl Messages {
                 Step::On
             }
             None if rest.len() > MAX_HEAD_BYTES + MARKER_BYTES => {
-                let end = rest.floor_char_boundary(MAX_HEAD_BYTES);
+                let end = floor_char_boundary(rest, MAX_HEAD_BYTES);
                 *at += end;
                 let kind = self.say_more(&rest[..end], Kind::Content { has_text: false });
                 self.state = State::Text(kind);
@@ -340,4 +341,9 @@ fn begun(text: &str, marker: &str) -> usize {
         .rev()
         .find(|&len| text.is_char_boundary(text.len() - len) && marker.starts_with(&text[text.len() - len..]))
         .unwrap_or(0)
+}
+
+/// The last place at or before `index` where a character of `text` begins.
+fn floor_char_boundary(text: &str, index: usize) -> usize {
+    (0..=index.min(text.len())).rev().find(|&place| text.is_char_boundary(place)).unwrap_or(0)
 }

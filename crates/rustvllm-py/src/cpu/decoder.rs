@@ -9,7 +9,7 @@ use std::{
 use ::cpu_kernels::{
     AdapterTokens, Angles, CacheElement, CacheLayout, Cached, Decoder, DecoderAdapter, DecoderBlock,
     DecoderError, DecoderNorm, DecoderOut, DecoderTimes, DenseMlp, Element, ExpertMlp, Heads, Int8Head,
-    Logits, Mlp, NormKind, Turn, bf16,
+    Logits, Mlp, NormKind, bf16,
 };
 use pyo3::{
     buffer::{self, PyBuffer},
@@ -23,6 +23,7 @@ use crate::{
         attention::{Array, CpuAttentionPlan, int32_array, int32_slice},
         linear::{CpuLinear, activation_of},
         lora::CpuLayerDelta,
+        positions::{TurnParts, positions_of, turn_of},
     },
     errors::linear_error,
 };
@@ -147,27 +148,6 @@ fn norm_of((weight, bias, eps): &NormParts<'_>) -> PyResult<DecoderNorm> {
     };
     let bias = Vector::new("the bias of a norm", bias)?.as_slice().to_vec();
     Ok(DecoderNorm { kind: NormKind::Layer, weight, bias: Some(bias), eps: *eps })
-}
-
-/// Frequencies of pairs of features, what turned heads are multiplied by, and which part of a position turns each pair.
-type TurnParts<'py> = (Bound<'py, PyAny>, f32, Vec<usize>);
-
-fn turn_of((inv_freq, scaling, axes): &TurnParts<'_>) -> PyResult<Turn> {
-    let inv_freq = Vector::new("the frequencies of heads", inv_freq)?.as_slice().to_vec();
-    if !axes.is_empty() && axes.len() != inv_freq.len() {
-        let message =
-            format!("axes are of {} pairs of features, but there are {} frequencies", axes.len(), inv_freq.len());
-        return Err(PyValueError::new_err(message));
-    }
-    Ok(Turn { inv_freq, scaling: *scaling, axes: axes.clone() })
-}
-
-/// The positions of a step's tokens, `[num_tokens]` or `[parts, num_tokens]`, and how many parts they have.
-fn positions_of(positions: &Bound<'_, PyAny>) -> PyResult<(PyBuffer<i32>, usize)> {
-    let dimensions = positions.getattr("ndim").and_then(|ndim| ndim.extract::<usize>());
-    let array = int32_array("positions", positions, if matches!(dimensions, Ok(2)) { 2 } else { 1 })?;
-    let parts = if array.dimensions() == 2 { array.shape()[0] } else { 1 };
-    Ok((array, parts))
 }
 
 /// The KV caches of all blocks, checked once for all steps.

@@ -61,7 +61,7 @@ async def count_tokens(raw_request: Request) -> Response:
     await model.refresh_adapters(request.model)
     model.resolve_name(request.model)
     tokenizer = tokenizer_of(model)
-    images = None if model.image_token_id is None else images_of(tokenizer, model.image_token_id)
+    images = None if model.image_ids is None else images_of(tokenizer, model.image_ids)
     text = await render_prompt(request, state, model, run, images=images)
     check_size(text, model, "messages")
     ids = await tokenizer.encode_off_loop(text, adds_special_tokens(None, model))
