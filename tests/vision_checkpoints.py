@@ -1,6 +1,8 @@
 """Tiny random models that see images, made with transformers, and transformers' answers to compare with."""
 
 import json
+import struct
+import zlib
 
 import numpy as np
 import torch
@@ -218,3 +220,13 @@ def greedy(model, processor, text, images, count):
         logprobs.append(logits.log_softmax(-1))
         ids = torch.cat([ids, logits.argmax().view(1, 1)], dim=1)
     return prompt[0].tolist(), ids[0, -count:].tolist(), torch.stack(logprobs)
+
+
+def empty_png(width, height):
+    """A PNG that claims a size and has no pixels."""
+
+    def chunk(kind, body):
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")

@@ -11,7 +11,7 @@ import pytest
 from server_process import REAL, ServerProcess
 
 import vision_checkpoints
-from vision_checkpoints import greedy, picture, processor_of
+from vision_checkpoints import empty_png, greedy, picture, processor_of
 
 Image = pytest.importorskip("PIL.Image", reason="images need Pillow (the extra rustvllm[vision])")
 URL = "/v1/chat/completions"
@@ -155,7 +155,7 @@ def test_numbers_that_are_wrong(server):
     refused(server, chat(image, image, image), "comes with 3 images; the limit is 2")
     refused(server, chat(image, text_part("an <image> in words")), "has 2 image placeholders (<image>, id ")
     refused(server, chat(image, text_part("x" * 390)), "maximum context length is 400 tokens")
-    bomb = base64.b64encode(_claims(30_000, 2_000)).decode()
+    bomb = base64.b64encode(empty_png(30_000, 2_000)).decode()
     refused(
         server,
         chat({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{bomb}"}}),
@@ -166,15 +166,3 @@ def test_numbers_that_are_wrong(server):
     answer = ask(server, {"messages": chat(image)["messages"]}, "/tokenize")
     assert answer.status_code == 400
     assert "send text parts only" in answer.json()["error"]["message"]
-
-
-def _claims(width, height):
-    """A PNG that claims a size and has no pixels."""
-    import struct
-    import zlib
-
-    def chunk(kind, body):
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")

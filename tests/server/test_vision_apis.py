@@ -19,7 +19,7 @@ from rustvllm.batch.runner import BatchRunner
 from rustvllm.engine.request import images as request_images
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.server.state import ServerState
-from vision_checkpoints import picture
+from vision_checkpoints import empty_png, picture
 
 pytest.importorskip("PIL.Image", reason="images need Pillow (the extra rustvllm[vision])")
 CHAT, MESSAGES, COUNT, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
@@ -206,7 +206,7 @@ SOURCES = [
     ({"type": "base64", "media_type": "application/pdf", "data": PNG}, "media_type must be one of image/jpeg, image"),
     ({"type": "base64", "media_type": ["image/png"], "data": PNG}, "media_type must be one of image/jpeg, image"),
     ({"type": "base64", "media_type": "image/png", "data": "####"}, "source.data is not valid base64"),
-    ({"type": "base64", "media_type": "image/png", "data": ""}, "source.data is not an image that this server reads"),
+    ({"type": "base64", "media_type": "image/png", "data": ""}, "source.data is an empty file: send PNG"),
     ({"type": "base64", "media_type": "image/png", "data": "é"}, "source.data is not valid base64"),
     ({"type": "base64", "media_type": "image/png", "data": "\ud800"}, "surrogates"),
     ({"type": "url", "url": "https://example.com/a.png"}, "source.url is a URL with 'https', and this server does not"),
@@ -253,12 +253,10 @@ async def test_sources_that_are_wrong_are_refused_by_name(engine):
 
 
 async def test_the_limits_are_those_of_chat(engine):
-    from test_vision import _claims
-
     async with vision(engine) as served:
         many = await refusals(served, lambda api: api.body(*[api.image()] * 3))
         typed = await refusals(served, lambda api: api.body(api.image(), api.text("an <image> in words")))
-        bomb = "data:image/png;base64," + base64.b64encode(_claims(30_000, 2_000)).decode()
+        bomb = "data:image/png;base64," + base64.b64encode(empty_png(30_000, 2_000)).decode()
         large = await refusals(served, lambda api: api.body(api.image(), api.image(bomb)))
         for name in APIS:
             assert "comes with 3 images; the limit is 2" in many[name]
