@@ -275,9 +275,12 @@ fn messages_have_heads_and_their_calls_are_held_to_their_schema() {
     let ids: HashMap<String, u32> = marks.iter().map(|(mark, id)| ((*mark).to_owned(), *id)).collect();
     grammar.ids = &ids;
     let lark = grammar.of_text_and_calls(false).expect("tools").expect("a grammar");
-    assert!(lark.contains("next: <[7]> <[6]> \"assistant\"\n"), "{lark}");
+    assert!(lark.contains("next: <[6]> \"assistant\"\n"), "{lark}");
+    assert!(lark.contains("closed: /(?s:.*)/ <[7]>\n"), "{lark}");
     assert!(
-        lark.contains("calls: <[5]> \"commentary to=functions.\" call (<[12]> <[6]> \"assistant\" <[5]>"),
+        lark.contains(
+            "calls: <[5]> \"commentary\" \" to=functions.\" call (<[12]> <[6]> \"assistant\" <[5]>"
+        ),
         "{lark}"
     );
     assert!(accepts(&spec(&lark), "\u{5}final\u{8}Hi").is_ok(), "it compiles\n{lark}");

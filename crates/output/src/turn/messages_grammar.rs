@@ -1,5 +1,7 @@
 //! Turns of messages (gpt-oss) as a grammar: thoughts, what is said, and calls, each in its channel.
 
+use std::fmt::Write as _;
+
 use serde_json::{Map, Value};
 
 use super::grammar::{CallGrammar, GrammarRefusal, Thinking, json_rule, line};
@@ -21,29 +23,24 @@ impl CallGrammar<'_> {
         all_obey: bool,
     ) -> Result<String, GrammarRefusal> {
         let mut lark = String::new();
-        let start = if matches!(self.thinking, Thinking::HasBegun(_)) { "text (next turn)?" } else { "turn" };
-        line(&mut lark, "start", start);
-        let before = self.literal(self.format.written.before);
-        let (next, end) = (self.literal(&format!("{END}{START}assistant")), self.literal(END));
+        let has_begun = matches!(self.thinking, Thinking::HasBegun(_));
+        line(&mut lark, "start", if has_begun { "text | closed (next turn)?" } else { "turn" });
+        // In parts, of which thoughts share the first two: a text that is one would be taken for its longer beginning.
+        let rest = self.format.written.before.trim_start_matches(CHANNEL).trim_start_matches("commentary");
+        let before = format!("{} \"commentary\" {}", self.literal(CHANNEL), self.literal(rest));
+        let (next, end) = (self.literal(&format!("{START}assistant")), self.literal(END));
         let call_end = self.literal(CALL);
         let (channel, message) = (self.literal(CHANNEL), self.literal(MESSAGE));
         let format = format!("(\" json\" | \" \" {} \"json\")?", self.literal(CONSTRAIN));
-        let said = if schema.is_some() { "answer" } else { "free" };
+        let said = if schema.is_some() { "answer" } else { "head (text | closed)" };
         let last = if self.tools.is_empty() { said.to_owned() } else { format!("{said} | calls") };
-        line(&mut lark, "turn", &format!("(free next)* ({last})"));
+        line(&mut lark, "turn", &format!("(head closed next)* ({last})"));
         line(&mut lark, "next", &next);
-        let last_end = if schema.is_some() {
-            String::new()
-        } else {
-            format!("| {channel} \"final\" {format} {message} text {end}?")
-        };
-        line(
-            &mut lark,
-            "free",
-            &format!("{channel} (\"analysis\" | \"commentary\") {message} text {last_end}"),
-        );
+        let thinks = format!("{channel} (\"analysis\" | \"commentary\") {message}");
+        let says = format!("{channel} \"final\" {format} {message}");
+        line(&mut lark, "head", &if schema.is_some() { thinks } else { format!("{thinks} | {says}") });
         if let Some(schema) = schema {
-            line(&mut lark, "answer", &format!("{channel} \"final\" {format} {message} json"));
+            line(&mut lark, "answer", &format!("{says} json"));
             line(&mut lark, "json", &json_rule(schema.clone()));
         }
         if !self.tools.is_empty() {
@@ -56,9 +53,12 @@ impl CallGrammar<'_> {
                 self.write_tool(name, tool, tool.strict || all_obey, &mut lark)?;
             }
         }
-        if self.literal(END).starts_with("<[") {
+        // A text with the mark that ends it, and one without any.
+        if end.starts_with("<[") {
+            line(&mut lark, "closed", &format!("/(?s:.*)/ {end}"));
             line(&mut lark, "text", "/(?s:.*)/");
         } else {
+            let _ = writeln!(lark, "closed[suffix={end}]: /(?s:.*)/");
             line(&mut lark, "text", "TEXT");
             line(&mut lark, "TEXT", UNMARKED);
         }
