@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from rustvllm.exceptions import InvalidRequestError
 
 _SHOWN_CHARS = 80
+_QUOTES_UP_TO = 1 << 16  # characters of a text among which quotes are looked for
 
 
 def check_number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
@@ -62,7 +63,7 @@ def is_valid_unicode(text: str) -> bool:
 def shown(value: object) -> str:
     """The beginning of the ``repr`` of what a client sent; however long that is, this takes microseconds."""
     try:
-        text = repr(_beginning(value, _SHOWN_CHARS + 1))
+        text = repr(_beginning(value, _SHOWN_CHARS + 2))
     except ValueError:  # an int of thousands of digits, which Python refuses to print
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
@@ -70,8 +71,13 @@ def shown(value: object) -> str:
 
 def _beginning(value: object, room: int) -> object:
     """A value whose ``repr`` has the same first ``room`` characters, and not many more."""
+    if type(value) is str and len(value) > room:
+        text = value[:room]
+        # Which quotes stand around a text, and which are escaped, depends on those in all of it.
+        missing = [quote for quote in "'\"" if quote not in text and value.find(quote, 0, _QUOTES_UP_TO) >= 0]
+        return text + "".join(missing)
     if isinstance(value, str | bytes):
-        return value[:room] if type(value) in (str, bytes) else value
+        return value[:room] if type(value) is bytes else value
     room -= 1  # for the bracket
     if type(value) is list:
         some = []
@@ -86,7 +92,7 @@ def _beginning(value: object, room: int) -> object:
         for name, item in value.items():
             if room <= 0:
                 break
-            key = _beginning(name, room)
+            key = _beginning(name, _SHOWN_CHARS + 2)  # or the rest of one name could be another
             room -= len(repr(key)) + len(": ")
             members[key] = _beginning(item, max(room, 1))
             room -= len(repr(members[key])) + len(", ")
