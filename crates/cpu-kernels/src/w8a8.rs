@@ -8,6 +8,7 @@
 pub(crate) mod dot;
 pub(crate) mod form;
 mod product;
+mod rounding;
 mod rows;
 #[cfg(target_arch = "x86_64")]
 mod unit;

@@ -1,20 +1,12 @@
 //! Rows of activations, rounded to whole numbers of 8 bits with a scale for each block of inputs.
 
-#![allow(clippy::inline_always, reason = "see `simd`")]
-
-#[cfg(target_arch = "x86_64")]
-use crate::simd::instructions;
+use super::rounding::{RowTarget, round_row};
 use crate::{attention::TokenRows, element::Element, lines::Lines, packed::LinearError, threads::Threads};
 
 /// Activations below which nobody is asked to help round them.
 const MIN_SHARED: usize = 1 << 15;
 /// Bytes of a line, with which the numbers begin.
 const LINE: usize = 64;
-/// The largest whole number, and less the sign the smallest one.
-const LARGEST: f32 = 127.0;
-/// Adding 1.5 · 2²³ leaves no room for a fraction, and the whole number in the lowest bits.
-const NO_FRACTION: f32 = 12_582_912.0;
-
 /// Rows in blocks, with their scales and −128 times their sums, in memory that the caller keeps.
 ///
 /// Rows lie in bundles, each of which has all of its blocks together, `[bundle][block][row][input]` (scales and sums
@@ -132,123 +124,6 @@ pub(crate) fn round_rows<X: Element>(
     });
     let (numbers, scales, starts) = (numbers.0.cast_const(), scales.0.cast_const(), starts.0.cast_const());
     Ok(RoundedRows { numbers, scales, starts, group_sums: group_sums.0.cast_const(), shape })
-}
-
-/// Where a row's blocks go: of each array the place of the first, the others `stride` rows further.
-struct RowTarget {
-    numbers: *mut i8,
-    scales: *mut f32,
-    starts: *mut i32,
-    stride: usize,
-}
-
-/// Round a row, with the widest instructions that there are; the numbers are the same with any.
-///
-/// # Safety
-///
-/// The places of `to` may be written, in as many blocks of 16 or 32 as the row takes, and are no other thread's.
-unsafe fn round_row<X: Element>(from: &[X], block: usize, to: &RowTarget) {
-    // SAFETY: the caller lets the row's places in every block be written; forms with instructions are called where these were
-    // found.
-    unsafe {
-        #[cfg(target_arch = "x86_64")]
-        {
-            if instructions::have_avx512_vnni() {
-                return round_row_avx512(from, block, to);
-            }
-            if instructions::have_avx2() {
-                return round_row_avx2(from, block, to);
-            }
-        }
-        round_blocks(from, block, to);
-    }
-}
-
-/// # Safety
-///
-/// As [`round_row`], and a machine with these instructions.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
-unsafe fn round_row_avx512<X: Element>(from: &[X], block: usize, to: &RowTarget) {
-    // SAFETY: the caller lets the row's places in every block be written.
-    unsafe { round_blocks(from, block, to) };
-}
-
-/// # Safety
-///
-/// As [`round_row`], and a machine with these instructions.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn round_row_avx2<X: Element>(from: &[X], block: usize, to: &RowTarget) {
-    // SAFETY: the caller lets the row's places in every block be written.
-    unsafe { round_blocks(from, block, to) };
-}
-
-/// # Safety
-///
-/// As [`round_row`].
-#[inline(always)]
-unsafe fn round_blocks<X: Element>(from: &[X], block: usize, to: &RowTarget) {
-    // SAFETY: the caller lets the row's places in every block be written.
-    unsafe {
-        if block == 16 {
-            round_blocks_of::<X, 16>(from, to);
-        } else {
-            round_blocks_of::<X, 32>(from, to);
-        }
-    }
-}
-
-/// # Safety
-///
-/// As [`round_row`], with blocks of `BLOCK`.
-#[inline(always)]
-unsafe fn round_blocks_of<X: Element, const BLOCK: usize>(from: &[X], to: &RowTarget) {
-    let (whole, rest) = from.as_chunks::<BLOCK>();
-    let mut x = [0.0_f32; BLOCK];
-    for (index, from) in whole.iter().enumerate() {
-        x.iter_mut().zip(from).for_each(|(x, from)| *x = from.widen());
-        // SAFETY: the caller lets the place of this block be written.
-        unsafe { round_block(&x, index * to.stride, to) };
-    }
-    if !rest.is_empty() {
-        x.fill(0.0);
-        x.iter_mut().zip(rest).for_each(|(x, from)| *x = from.widen());
-        // SAFETY: the caller lets the place of the last block be written.
-        unsafe { round_block(&x, whole.len() * to.stride, to) };
-    }
-}
-
-/// Round a block, and note its scale and −128 times the sum of its numbers.
-///
-/// # Safety
-///
-/// The `place` of each array of `to` may be written.
-#[inline(always)]
-unsafe fn round_block<const BLOCK: usize>(x: &[f32; BLOCK], place: usize, to: &RowTarget) {
-    // Without their signs the bits of numbers are in the order of the numbers; what is no number is above infinity.
-    let largest = x.iter().fold(0, |largest, x| (x.to_bits() as i32 & i32::MAX).max(largest));
-    let largest = f32::from_bits(largest as u32);
-    let inverse = LARGEST / largest;
-    let (mut numbers, mut sum) = ([0_i8; BLOCK], 0);
-    let scale = if largest.is_finite() && inverse.is_finite() {
-        for (number, x) in numbers.iter_mut().zip(x) {
-            // The lowest byte, with its sign.
-            let whole = ((x * inverse + NO_FRACTION).to_bits() << 24) as i32 >> 24;
-            sum += whole;
-            *number = whole as i8;
-        }
-        largest / LARGEST
-    } else {
-        // A block of zeros, or of numbers so small that their scale is none, is zeros.
-        if largest.is_finite() { 0.0 } else { f32::NAN }
-    };
-    // SAFETY: the caller lets this place be written.
-    unsafe {
-        to.numbers.add(place * BLOCK).cast::<[i8; BLOCK]>().write(numbers);
-        to.scales.add(place).write(scale);
-        to.starts.add(place).write(-128 * sum);
-    }
 }
 
 /// Memory that parts write at different places.
