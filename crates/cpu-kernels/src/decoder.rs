@@ -324,7 +324,24 @@ impl Decoder {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let mut step = Step::<E>::new(self, num_tokens, &mut room)?;
         step.adapt(adapters);
-        self.run_blocks(&mut step, after, batch, hidden, caches, cache_of_block, layout, rotary, threads)?;
+        let kept = match &out {
+            DecoderOut::Logits(Logits { places: Some(places), .. }) if adapters.is_empty() => {
+                Some(*places).filter(|places| places.len() < num_tokens && places.is_sorted_by(|a, b| a < b))
+            }
+            _ => None,
+        };
+        self.run_blocks(
+            &mut step,
+            after,
+            kept,
+            batch,
+            hidden,
+            caches,
+            cache_of_block,
+            layout,
+            rotary,
+            threads,
+        )?;
         match out {
             DecoderOut::Stream(out) => self.end_in_stream(num_tokens, hidden, threads, out)?,
             DecoderOut::Logits(wanted) => self.end_in_logits(&mut step, hidden, threads, wanted)?,
@@ -366,12 +383,14 @@ impl Decoder {
         Ok(head)
     }
 
-    /// The blocks over a step's tokens; `after` is the layer whose product follows soon.
+    /// The blocks over a step's tokens; `after` is the layer whose product follows soon, and `kept` are the tokens that go on to it
+    /// if others do not: the rest of the last block is computed for those alone.
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
     fn run_blocks<'a, E: Element, C: CacheElement<E>>(
         &'a self,
         step: &mut Step<'a, E>,
         after: Option<&'a PackedLinear>,
+        kept: Option<&'a [i32]>,
         batch: &RaggedBatch,
         hidden: &mut [E],
         caches: &mut [&mut [C]],
@@ -391,6 +410,9 @@ impl Decoder {
             let found = caches.len();
             let cache = caches.get_mut(index).ok_or(DecoderError::CacheIndex { index, found })?;
             step.begin_block(number, self.blocks.get(number + 1).map(|block| &*block.qkv).or(after));
+            if let Some(places) = kept.filter(|_| number + 1 == expected) {
+                step.keep(places);
+            }
             step.run(block, batch, hidden, cache, layout, rotary, threads)?;
         }
         Ok(())

@@ -9,9 +9,9 @@ use std::{num::NonZeroU32, sync::Arc};
 
 use cpu_kernels::{
     Activation, AttentionOptions, CacheElement, CacheLayout, Decoder, DecoderBlock, DecoderError,
-    DecoderNorm, DenseMlp, Element, Epilogue, Heads, Int8Head, Kernel, Matrix, Mlp, Norm, NormKind, OutRows,
-    PackedLinear, RaggedBatch, Residual, Rotary, RotaryError, Sum, Threads, TokenRows, WeightKind,
-    apply_gates, attend, bf16, linear, norm, prepare_heads, reference::PlainHead, write_kv,
+    DecoderNorm, DecoderOut, DenseMlp, Element, Epilogue, Heads, Int8Head, Kernel, Logits, Matrix, Mlp, Norm,
+    NormKind, OutRows, PackedLinear, RaggedBatch, Residual, Rotary, RotaryError, Sum, Threads, TokenRows,
+    WeightKind, apply_gates, attend, bf16, linear, norm, prepare_heads, reference::PlainHead, write_kv,
 };
 use numbers::{narrowed, numbers};
 
@@ -318,6 +318,68 @@ fn one_call_gives_what_the_parts_give() {
         check::<f32, bf16>(kind);
         check::<f32, Int8Head>(kind);
         check::<bf16, Int8Head>(kind);
+    }
+}
+
+/// Logits of these tokens (None: of all), the rows that the blocks leave in the stream, and what they leave in the caches.
+fn logits_of<E: Element>(
+    decoder: &Decoder,
+    heads: Heads,
+    places: Option<&[i32]>,
+    threads: &Threads,
+) -> (Vec<u32>, Vec<Vec<u32>>, Vec<Vec<u32>>) {
+    let batch = batch();
+    let mut hidden: Vec<E> = narrowed(40, batch.num_tokens() * WIDTH);
+    let size = CACHE / 2 * heads.num_kv_heads;
+    let mut caches: Vec<Vec<E>> = (0..decoder.num_blocks() as u64).map(|i| narrowed(41 + i, size)).collect();
+    let mut of_blocks: Vec<_> = caches.iter_mut().map(Vec::as_mut_slice).collect();
+    let own: Vec<_> = (0..of_blocks.len()).collect();
+    let angles = two_angles(batch.num_tokens());
+    let rotary = angles.each_ref().map(Angles::rotary);
+    let num_rows = places.map_or(batch.num_tokens(), <[i32]>::len);
+    let mut logits = vec![E::narrow(f32::NAN); num_rows * decoder.vocab_size().unwrap()];
+    let out = DecoderOut::Logits(Logits { places, logits: &mut logits, ids: None });
+    let layout = layout_of(heads);
+    decoder
+        .run_adapted(&batch, &mut hidden, &mut of_blocks, &own, layout, &rotary, &[], threads, out)
+        .unwrap();
+    let stream = hidden.chunks(WIDTH).map(bits).collect();
+    (bits(&logits), stream, caches.iter().map(|cache| bits(cache)).collect())
+}
+
+/// Tokens without logits go no further in the last block than to their keys and values, which changes no other token's bits.
+fn check_kept<E: Element>(kind: WeightKind) {
+    let threads = Threads::new(2).unwrap();
+    for (heads, blocks) in [
+        (HEADS, vec![block(10, kind), rotary_block(20, kind)]),
+        (HEADS, vec![rotary_block(20, kind)]),
+        (AS_MANY_KEYS, vec![parallel_block(10, kind), parallel_block(50, kind)]),
+        (HEADS, vec![rotary_block(20, kind), post_normed_block(50, kind)]),
+    ] {
+        let decoder = Decoder::new(blocks, some_norm(30, NormKind::Rms), heads).unwrap();
+        let decoder = decoder.with_head(layer(70, 45, WIDTH, kind)).unwrap();
+        let (all, stream, caches) = logits_of::<E>(&decoder, heads, None, &threads);
+        for places in [&[6, 7][..], &[7], &[], &[0, 3, 8], &[0, 1, 2, 3, 4, 5, 6, 7, 8], &[7, 6], &[6, 6]] {
+            let (found, rows, left) = logits_of::<E>(&decoder, heads, Some(places), &threads);
+            let expected: Vec<u32> =
+                places.iter().flat_map(|&place| &all[place as usize * 45..][..45]).copied().collect();
+            assert_eq!(found, expected, "{kind:?}, logits of {places:?}");
+            assert_eq!(left, caches, "{kind:?}, caches after logits of {places:?}");
+            // Ascending ones were computed alone: their rows are the first.
+            let is_kept = places.is_sorted_by(|a, b| a < b);
+            for (row, &place) in places.iter().enumerate() {
+                let row = if is_kept { row } else { place as usize };
+                assert_eq!(rows[row], stream[place as usize], "{kind:?}, the stream after {places:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn logits_of_some_tokens_are_those_of_all() {
+    for kind in [WeightKind::F32, WeightKind::Bf16, WeightKind::W8A8 { group_size: 16 }] {
+        check_kept::<f32>(kind);
+        check_kept::<bf16>(kind);
     }
 }
 

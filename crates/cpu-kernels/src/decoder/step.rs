@@ -48,6 +48,8 @@ pub(super) struct Step<'a, E> {
     block: usize,
     /// The product after this block's, if it follows in this call or soon after it.
     after: Option<&'a PackedLinear>,
+    /// Of the last block: the tokens that go on to the head, ascending. None: all do.
+    kept: Option<&'a [i32]>,
     /// Room for what adapters compute first.
     ranks: Vec<f32>,
     times: DecoderTimes,
@@ -89,6 +91,7 @@ impl<'a, E: Element> Step<'a, E> {
             adapters: &[],
             block: 0,
             after: None,
+            kept: None,
             ranks: Vec::new(),
             times,
             began,
@@ -108,6 +111,12 @@ impl<'a, E: Element> Step<'a, E> {
     /// The next block has this number, and this layer's product follows its own.
     pub(super) fn begin_block(&mut self, block: usize, after: Option<&'a PackedLinear>) {
         (self.block, self.after) = (block, after);
+    }
+
+    /// The next block is the last one, behind whose keys and values only these tokens are computed; they ascend. The stream then
+    /// has a row of each, and further rows that mean nothing.
+    pub(super) fn keep(&mut self, places: &'a [i32]) {
+        self.kept = Some(places);
     }
 
     /// One block: `hidden` is the stream before and after it.
@@ -139,6 +148,8 @@ impl<'a, E: Element> Step<'a, E> {
         logits: &mut [E],
     ) -> Result<(), DecoderError> {
         let (width, kernel) = (self.hidden_size, Kernel::best_for_products());
+        // The last block may have left the rows of these tokens alone.
+        let places = places.filter(|_| self.kept.is_none());
         let num_rows = places.map_or(self.num_tokens, <[i32]>::len);
         let last_norm = last_norm.of();
         if let Some(places) = places {
@@ -226,6 +237,8 @@ impl<'a, E: Element> Step<'a, E> {
         attend(batch, query, heads.num_heads, cache, layout, &options, kernel, threads, attended)?;
         self.times.attention += lap(&mut self.began);
 
+        self.drop_others(block.is_parallel, hidden);
+        let num_tokens = self.num_tokens;
         let attended = TokenRows { data: &*self.attended, stride: query_row };
         let post_norm = block.post_norms.as_ref().map(|[of_attention, _]| of_attention);
         let is_added = adds && post_norm.is_none();
@@ -236,6 +249,25 @@ impl<'a, E: Element> Step<'a, E> {
         product(&block.out, attended, num_tokens, &onto(is_added), &runs, &mut self.ranks, threads, to)?;
         self.times.products += lap(&mut self.began);
         self.add_normed(post_norm, hidden, threads)
+    }
+
+    /// Moves the rows of the tokens that are kept to the front: no other token's go further than attention.
+    fn drop_others(&mut self, is_parallel: bool, hidden: &mut [E]) {
+        let Some(places) = self.kept else { return };
+        let (width, query_row) = (self.hidden_size, self.heads.query_row());
+        // Ascending places are never before their row's number, so no row is written over before it is moved.
+        for (row, &place) in places.iter().enumerate() {
+            let move_row = |rows: &mut [E], width: usize| {
+                let from = place as usize * width;
+                rows.copy_within(from..from + width, row * width);
+            };
+            move_row(self.attended, query_row);
+            move_row(hidden, width);
+            if is_parallel {
+                move_row(self.normed, width);
+            }
+        }
+        self.num_tokens = places.len();
     }
 
     /// The MLP on the normed stream, which `attend` left where it reads the same: added to it, or (`adds` off) in its place.
