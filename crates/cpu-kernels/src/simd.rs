@@ -15,6 +15,7 @@ pub(crate) mod avx512;
 pub(crate) mod instructions;
 pub(crate) mod memory;
 pub(crate) mod portable;
+pub(crate) mod rounding;
 
 use half::bf16;
 
