@@ -203,7 +203,7 @@ class PackedLinear:
         Raises ``TypeError`` for another dtype, ``ValueError`` naming the value and the limit.
         """
     def read(self) -> int:
-        """Read all weights and their scales once, by all threads, and nothing else, for measurements; a number that depends on each."""
+        """Read all weights and their scales once, by all threads, for measurements; a number that depends on each."""
     def unpack_row(self, row: int, out: npt.NDArray[np.float32]) -> None:
         """Write a row of the weight, rounded to its kind, to ``out``, float32 ``[in_features]``."""
     def unpack_rows(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:

@@ -73,7 +73,8 @@ unsafe fn round<R: Rounding, E: Number>(from: &[E], dim: usize, to: &mut [Int8He
         let (mut scale, factor) = (largest / LARGEST, LARGEST / largest);
         if largest.is_finite() && factor.is_finite() {
             let whole = numbers.as_mut_ptr().cast::<i8>();
-            // SAFETY: as above; there is a number of each feature.
+            // SAFETY: the caller promises the instructions; each part is as many whole vectors as it is read in, and there is a
+            // number of each feature to write.
             unsafe {
                 for (index, from) in many.chunks_exact(TOGETHER * R::LANES).enumerate() {
                     R::to_whole(&vectors::<R, E>(from), factor, whole.add(index * TOGETHER * R::LANES));

@@ -108,8 +108,8 @@ unsafe fn round_block<R: Rounding, X: Number, const BLOCK: usize, const N: usize
     // SAFETY: the caller lets this place be written; the block has `N` vectors of numbers, and the machine the instructions.
     unsafe {
         let mut x = [X::load::<R>(from.as_ptr()); N];
-        for i in 1..N {
-            x[i] = X::load::<R>(from.as_ptr().add(i * R::LANES));
+        for (i, x) in x.iter_mut().enumerate().skip(1) {
+            *x = X::load::<R>(from.as_ptr().add(i * R::LANES));
         }
         let largest = f32::from_bits(R::largest_size(&x) as u32);
         let inverse = LARGEST / largest;
@@ -154,7 +154,6 @@ mod tests {
             let number = (state >> 8) as f32 / 1e6 - 8.0;
             let block = x.len() / 32;
             x.push(match block {
-                0 => number,
                 1 => 0.0,
                 2 => -number * 1e30,
                 3 => number * 1e-44,
