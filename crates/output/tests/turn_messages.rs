@@ -97,6 +97,13 @@ fn channels_are_thoughts_what_is_said_and_calls() {
             "<|channel|>commentary to=weather<|message|>{\"city\": \"Paris\"}<|call|>",
             message("", "", &[("weather", paris, true)]),
         ),
+        (
+            " to=weather<|channel|>commentary json<|message|>{\"city\": \"Paris\"}<|call|>",
+            message("", "", &[("weather", paris, true)]),
+        ),
+        (" to=python<|channel|>analysis code<|message|>print(1)<|call|>", message("print(1)", "", &[])),
+        (" to=browser.search<|channel|>commentary<|message|>{}<|call|>", message("{}", "", &[])),
+        ("<|channel|> analysis<|message|>Hm.<|end|>", message("Hm.", "", &[])),
         ("<|channel|>analysis to=python code<|message|>print(1)<|call|>", message("print(1)", "", &[])),
         ("<|channel|>commentary to=browser.search<|message|>{}<|call|>", message("{}", "", &[])),
         ("<|channel|>musing<|message|>So.<|end|>", message("", "So.", &[])),
@@ -124,6 +131,11 @@ fn channels_are_thoughts_what_is_said_and_calls() {
         ("", message("", "", &[])),
         ("{\"a\": 1}", message("", "{\"a\": 1}", &[])),
         (" to be or not", message("", " to be or not", &[])),
+        (" to=x, so it is", message("", " to=x, so it is", &[])),
+        (
+            " to=x, so it is.<|end|><|start|>assistant<|channel|>final<|message|>Hi",
+            message("", " to=x, so it is.\nHi", &[]),
+        ),
         ("\n <|chan", message("", "\n <|chan", &[])),
         ("5 <| 6 <|channel|>x and <|message|>", message("", "5 <| 6 <|channel|>x and <|message|>", &[])),
     ] {

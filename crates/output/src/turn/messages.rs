@@ -16,11 +16,13 @@ pub(super) const MESSAGE: &str = "<|message|>";
 pub(super) const END: &str = "<|end|>";
 pub(super) const CALL: &str = "<|call|>";
 const RETURN: &str = "<|return|>";
+/// Before a recipient.
+const TO: &str = "to=";
 /// Before the name of a tool.
 pub(super) const FUNCTIONS: &str = "functions.";
 
-/// What a message may begin with; the first stands in the prompt.
-const BEGINS: [&str; 5] = [START, CHANNEL, MESSAGE, CONSTRAIN, " to=functions."];
+/// What a message may begin with; the first stands in the prompt, so that a turn may begin with a recipient.
+const BEGINS: [&str; 5] = [START, CHANNEL, MESSAGE, CONSTRAIN, TO];
 /// What stands behind a message.
 const ENDS: [&str; 3] = [END, CALL, RETURN];
 /// What ends a text besides: some answers lack the end of a message, or its beginning.
@@ -122,7 +124,7 @@ impl Messages {
     pub(super) fn finish(&mut self) -> Vec<TurnEvent> {
         let rest = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.state, State::Outside) {
-            State::Head if MARKERS.iter().any(|marker| rest.contains(marker)) => {}
+            State::Head if !is_said(&rest) => {}
             State::Outside | State::Head => {
                 self.say_more(&rest, Kind::Content { has_text: false });
             }
@@ -161,12 +163,11 @@ impl Messages {
             *at += rest.len() - text.len() + end.len();
             return Step::On;
         }
-        let literals = || BEGINS.iter().map(|begin| begin.trim_start());
-        if literals().any(|begin| text.starts_with(begin)) {
+        if BEGINS.iter().any(|begin| text.starts_with(begin)) {
             self.state = State::Head;
             return Step::On;
         }
-        if literals().chain(ENDS).any(|literal| literal.starts_with(text)) {
+        if BEGINS.iter().chain(&ENDS).any(|literal| literal.starts_with(text)) {
             return Step::NeedsMore;
         }
         self.state = State::Text(Kind::Content { has_text: false });
@@ -182,10 +183,12 @@ impl Messages {
         let found = HEAD_ENDS.find(&window[skipped..]).map(|found| (skipped + found.start(), found.len()));
         match found.filter(|(start, _)| *start <= MAX_HEAD_BYTES) {
             Some((start, len)) => {
-                let head = Head::read(&rest[..start]);
                 if &rest[start..start + len] == MESSAGE {
+                    let head = Head::read(&rest[..start]);
                     *at += start + len;
                     self.begin(&head);
+                } else if is_said(&rest[..start]) {
+                    self.state = State::Text(Kind::Content { has_text: false });
                 } else {
                     // A head without a text: no message. The marker says what comes next.
                     *at += start;
@@ -305,7 +308,7 @@ impl<'a> Head<'a> {
         let behind = |mark: &str| text.rfind(mark).map(|at| word(&text[at + mark.len()..]));
         Self {
             channel: behind(CHANNEL).unwrap_or_default(),
-            recipient: behind("to=").filter(|name| !name.is_empty()),
+            recipient: behind(TO).filter(|name| !name.is_empty()),
         }
     }
 
@@ -316,8 +319,14 @@ impl<'a> Head<'a> {
     }
 }
 
-/// The text until a space or a marker.
+/// Whether a head that has no text is one that was said: it has no marker, and looks like a recipient only.
+fn is_said(head: &str) -> bool {
+    !MARKERS.iter().any(|marker| head.contains(marker))
+}
+
+/// The first word, up to a space or a marker.
 fn word(text: &str) -> &str {
+    let text = text.trim_start();
     let end = text.find(char::is_whitespace).unwrap_or(text.len());
     let end = text.find("<|").map_or(end, |marker| marker.min(end));
     &text[..end]
