@@ -236,8 +236,7 @@ def read_vision(
     }
     if expected == GRID:
         patch = 16 if architecture == "Qwen3VLForConditionalGeneration" else 14
-        numbers = _Numbers({**processor, **pixels}, source)
-        return _grid(image_numbers, tower, numbers, shared, patch, max_model_len)
+        return _grid(image_numbers, tower, numbers, pixels, shared, patch, max_model_len)
     side = tower.integer("image_size", 336 if expected == SINGLE else 224)
     patch = tower.integer("patch_size", 14 if expected == SINGLE else 32)
     shared["tile_size"] = side
@@ -335,6 +334,7 @@ def _grid(
     image_numbers: "_Numbers",
     tower: "_Numbers",
     numbers: "_Numbers",
+    pixels: Mapping[str, int],
     shared: dict[str, Any],
     patch_size: int,
     max_model_len: int | None,
@@ -351,14 +351,19 @@ def _grid(
     tile = found["patch_size"] * found["merge_size"]
     size = numbers.values.get("size")
     size = size if isinstance(size, Mapping) else {}
-    given = _Numbers({**size, **numbers.values}, numbers.file)
+    given = _Numbers({**size, **numbers.values, **pixels}, numbers.file)
     least = given.integer("min_pixels", given.integer("shortest_edge", 56 * 56))
     most = given.integer("max_pixels", given.integer("longest_edge", 28 * 28 * 1280))
     if not tile**2 <= most or least > most:
-        raise ModelLoadError(
-            f"{numbers.file}: min_pixels {least} must be at most max_pixels {most}, which must be at least {tile**2}, "
-            f"a tile of {tile} x {tile} pixels"
+        wrong = (
+            f"min_pixels {least} must be at most max_pixels {most}, which must be at least {tile**2}, a tile of "
+            f"{tile} x {tile} pixels"
         )
+        if not pixels:
+            raise ModelLoadError(f"{numbers.file}: {wrong}")
+        [*others] = {"min_pixels", "max_pixels"} - pixels.keys()
+        hint = f"; {others[0]} is what {numbers.file} says: set both" if others else ""
+        raise ConfigError(f"mm_processor_kwargs: {wrong}{hint}")
     return VisionConfig(
         image_token_id=image_numbers.integer("image_token_id", 151_655, least=0),
         tokens_per_tile=1,
