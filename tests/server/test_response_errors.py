@@ -335,11 +335,18 @@ async def test_keys_and_names_hold_as_for_other_endpoints():
         assert_error(unknown, 404, "NotFoundError", param="model")
 
 
+async def test_a_body_of_chat_hears_what_its_messages_are_called_here():
+    async with serving() as (client, _):
+        answer = await client.post(URL, json={"messages": [USER]})
+    assert_error(answer, 400, "BadRequestError", param="messages", says=("field of chat", "a response has input"))
+
+
 async def test_no_response_is_stored():
     async with serving() as (client, _):
         stored = (await client.post(URL, json={"input": "Hi", "store": True, "max_output_tokens": 3})).json()
         assert stored["store"] is False
         for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
             answer = await client.request(method, f"{URL}/{stored['id']}{path}")
-            assert_error(answer, 404, "NotFoundError", param="response_id", says=(stored["id"], "stores none"))
+            says = (f"no response {stored['id']!r}:", "stores none")
+            assert_error(answer, 404, "NotFoundError", param="response_id", says=says)
         assert_error(await client.post(f"{URL}/compact", json={}), 501, "NotImplementedError")

@@ -231,9 +231,10 @@ async def handle_http_exception(request: Request, exc: HTTPException) -> Respons
     """Routing errors (unknown path, wrong method) in OpenAI's shape."""
     status = HTTPStatus(exc.status_code)
     if status == HTTPStatus.NOT_FOUND:
-        message = (
-            f"There is no endpoint {request.method[:32]} {request.url.path[:256]}. The API is OpenAI's, with "
-            "paths such as /v1/chat/completions."
+        message = f"There is no endpoint {request.method[:32]} {request.url.path[:256]}. " + (
+            "Of Anthropic's API this server has POST /v1/messages and POST /v1/messages/count_tokens."
+            if is_of_anthropic(path_of(request.scope))
+            else "The API is OpenAI's, with paths such as /v1/chat/completions."
         )
     elif status == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (exc.headers or {}).get("Allow", "another method")

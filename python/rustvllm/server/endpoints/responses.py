@@ -36,7 +36,7 @@ async def stored_response(response_id: str) -> Response:
     Raises:
         ResponseNotFoundError: Always.
     """
-    raise ResponseNotFoundError(response_id)
+    raise ResponseNotFoundError(response_id.removesuffix("/input_items"))
 
 
 class ResponsesFace(ChatFace):

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.server.schemas.refusals import EMBEDDING_REFUSALS
+from rustvllm.server.schemas.responses_request import ResponsesRequest
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -38,6 +39,8 @@ def field_error(exc: ValidationError, within: tuple[int | str, ...] = ()) -> Inv
             "prompt_embeds is not supported yet; send text or token ids as prompt.", "prompt_embeds"
         )
     if kind == "missing" and param == "input" and isinstance(value, dict) and value.get("messages"):
+        if exc.title == ResponsesRequest.__name__:
+            return InvalidRequestError("messages is a field of chat completions; a response has input.", "messages")
         _, instead = EMBEDDING_REFUSALS["messages"]
         return InvalidRequestError(f"messages is not supported yet; {instead}.", "messages")
     if kind == "missing":
