@@ -120,3 +120,20 @@ async def test_tools_without_a_description_reach_the_template():
         answer = await client.post("/v1/chat/completions", json={"messages": [USER], "tools": tools})
     assert answer.status_code == 200, answer.text
     assert engine.seen[0].prompt.startswith("// weather// now#")
+
+
+async def test_a_budget_that_no_answer_exceeds_is_taken_by_messages():
+    """The marks of thoughts are several tokens here, so that none can be enforced; Claude Code sends one always."""
+    body = {"messages": [USER], "max_tokens": 99, "thinking": {"type": "enabled", "budget_tokens": 98}}
+    async with saying(ANSWER) as (client, _):
+        answer = await client.post("/v1/messages", json=body)
+        body["thinking"]["budget_tokens"] = 97
+        refused = await client.post("/v1/messages", json=body)
+        body["thinking"] = {"type": "adaptive"}  # as the refusal says
+        adaptive = await client.post("/v1/messages", json=body)
+    assert [block["type"] for block in answer.json()["content"]] == ["thinking", "text"]
+    assert answer.json()["content"] == adaptive.json()["content"]
+    assert refused.status_code == 400
+    message = refused.json()["error"]["message"]
+    assert message.startswith("thinking.budget_tokens needs a model that marks its reasoning with single tokens")
+    assert message.endswith('; set thinking to {"type": "adaptive"}, and limit the answer with max_tokens.')

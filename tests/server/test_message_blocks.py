@@ -11,12 +11,17 @@ from rustvllm.server.schemas.messages import MessagesRequest
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"type": "tool_use", "id": "call_1", "name": "look", "input": {"at": "ö"}}
+CLEAR = {"type": "clear_thinking_20251015"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/gif", "data": "QUJD"}}
 RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": "a fox"}
 
 
 def text(said):
     return {"type": "text", "text": said}
+
+
+def thought(said):
+    return {"type": "thinking", "thinking": said, "signature": ""}
 
 
 def chat(*messages, **fields):
@@ -28,11 +33,11 @@ def messages_of(*messages, **fields):
 
 
 def test_blocks_become_texts_calls_and_results():
-    thought = {"type": "thinking", "thinking": "Let me see.", "signature": "x"}
+    seen = {**thought("Let me see."), "signature": "x"}
     hidden = {"type": "redacted_thinking", "data": "x"}
     made = messages_of(
         {"role": "user", "content": [text("What"), text("is there?")]},
-        {"role": "assistant", "content": [hidden, thought, text("I look."), CALL]},
+        {"role": "assistant", "content": [hidden, seen, text("I look."), CALL]},
         {"role": "user", "content": [RESULT, {**RESULT, "tool_use_id": "call_2", "content": [text("b")]}, text("So?")]},
         system=[text("Be brief."), text("Be kind.")],
     )
@@ -50,6 +55,67 @@ def test_blocks_become_texts_calls_and_results():
         {"role": "tool", "content": "a fox", "tool_call_id": "call_1"},
         {"role": "tool", "content": "b", "tool_call_id": "call_2"},
         {"role": "user", "content": "So?"},
+    ]
+
+
+def test_thoughts_of_neighbours_are_all_kept():
+    made = messages_of(
+        USER,
+        {"role": "assistant", "content": [thought("Hm."), text("I look.")]},
+        {"role": "assistant", "content": [thought("Yes."), CALL]},
+        {"role": "user", "content": [RESULT]},
+    )
+    assert [message.get("reasoning") for message in made] == [None, "Hm.\nYes.", None]
+    assert made[1]["content"] == [text("I look.")]
+
+
+@pytest.mark.parametrize(
+    ("management", "kept"),
+    [
+        (None, "abcd"),
+        ({}, "abcd"),
+        ({"edits": []}, "abcd"),
+        ({"edits": [{**CLEAR, "keep": "all"}]}, "abcd"),
+        ({"edits": [{**CLEAR, "keep": {"type": "all"}}]}, "abcd"),
+        ({"edits": [CLEAR]}, "d"),
+        ({"edits": [{**CLEAR, "keep": {"type": "thinking_turns", "value": 2}}]}, "bcd"),
+        ({"edits": [{**CLEAR, "keep": {"type": "thinking_turns", "value": 9}}]}, "abcd"),
+    ],
+)
+def test_thoughts_that_are_to_be_cleared(management, kept):
+    """Those of whole turns, the second of which has two messages, between which a tool ran."""
+    made = messages_of(
+        USER,
+        {"role": "assistant", "content": [thought("a"), text("Hi.")]},
+        USER,
+        {"role": "assistant", "content": [thought("b"), CALL]},
+        {"role": "user", "content": [RESULT]},
+        {"role": "assistant", "content": [thought("c"), text("A fox.")]},
+        USER,
+        {"role": "assistant", "content": "Hi."},
+        USER,
+        {"role": "assistant", "content": [thought("d"), text("Hi.")]},
+        USER,
+        context_management=management,
+    )
+    assert "".join(message["reasoning"] for message in made if "reasoning" in message) == kept
+    assert [message["role"] for message in made].count("assistant") == 5
+
+
+def test_what_the_system_says_stays_in_its_place():
+    made = messages_of(
+        {"role": "system", "content": [text("Be kind.")]},
+        USER,
+        {"role": "system", "content": "Now be brief."},
+        {"role": "system", "content": []},
+        USER,
+        system="Be polite.",
+    )
+    assert [(message["role"], message["content"]) for message in made] == [
+        ("system", [text("Be polite."), text("Be kind.")]),
+        ("user", "Hi"),
+        ("system", "Now be brief."),
+        ("user", "Hi"),
     ]
 
 
@@ -214,6 +280,27 @@ def test_fields_have_their_counterparts(fields, expected):
         ({"output_config": {"format": {"type": "text"}}}, "output_config", "must have the type 'json_schema'"),
         ({"metadata": {"user_id": 5}}, "metadata", "user_id must be a string"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "not supported yet; this server calls no other"),
+        ({"context_management": {"edits": 5}}, "context_management", "edits must be a list, got 5"),
+        (
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            "context_management",
+            r"edits\[0\].type must be clear_thinking_20251015, got 'clear_tool_uses_20250919'",
+        ),
+        (
+            {"context_management": {"edits": [{**CLEAR, "keep": "all"}, {**CLEAR, "keep": {"value": 2}}]}},
+            "context_management",
+            r"edits\[1\].keep must be \"all\" or",
+        ),
+        (
+            {"context_management": {"edits": [{**CLEAR, "keep": {"type": "thinking_turns", "value": 0}}]}},
+            "context_management",
+            "with N of at least 1, got {'type': 'thinking_turns', 'value': 0}",
+        ),
+        (
+            {"messages": [{"role": "system", "content": [IMAGE]}]},
+            "messages",
+            "'image'; in a message of the role 'system' this server takes blocks of the type text",
+        ),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else str(value)[:20],
 )

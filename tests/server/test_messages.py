@@ -12,6 +12,7 @@ from asgi_client import serving
 from fake_engine import FakeEngine
 from server_process import REAL, ServerProcess
 
+from rustvllm.server.flags.http_settings import HttpSettings
 from rustvllm.server.schemas.messages import MessageError, MessageResponse
 from rustvllm.server.state import ServerSettings
 
@@ -202,6 +203,21 @@ def test_keys_models_and_paths(server, client):
         client.messages.create(**{**ASKED, "model": "gpt-9"})
     answer = httpx.get(server.url + PATH, headers={"x-api-key": "sesame"})
     assert (answer.status_code, answer.json()["type"]) == (405, "error")
+
+
+async def test_paths_that_are_not_built_name_those_that_are():
+    async with serving() as (client, _):
+        answer = await client.post(f"{PATH}/batches", json={"requests": []})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
+    assert "POST /v1/messages/batches. Of Anthropic's API this server has POST /v1/messages and" in answer.text
+
+
+async def test_the_id_of_a_request_is_where_the_client_looks_for_it():
+    async with serving(settings=ServerSettings(http=HttpSettings(request_id_headers=True))) as (client, _):
+        for body in ({"messages": [USER], "max_tokens": 2}, {}):
+            answer = await client.post(PATH, json=body, headers={"X-Request-Id": "mine"})
+            assert answer.headers["request-id"] == answer.headers["x-request-id"] == "mine"
+        assert "request-id" not in (await client.get("/v1/models")).headers
 
 
 async def test_an_engine_that_dies_under_a_stream_ends_it_with_an_error_event():

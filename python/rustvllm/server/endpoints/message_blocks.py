@@ -4,7 +4,7 @@ Messages of blocks become messages of text, images, calls and results; a convers
 words is gone on with. What cannot be done is refused in the words of the body.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rustvllm.exceptions import InvalidRequestError
@@ -18,6 +18,12 @@ from rustvllm.server.schemas.request_body import refuse_unbuilt
 _CHOICES: Final = {"auto": None, "any": "required", "none": "none"}
 _PASSED_ON: Final = ("temperature", "top_p", "top_k", "seed", "priority", "cache_salt", "request_id", "stream")
 _MEDIA_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
+_BLOCKS: Final = {
+    "user": "text, image or tool_result",
+    "assistant": "text, thinking, redacted_thinking or tool_use",
+    "system": "text",
+}
+_CLEAR_THINKING: Final = "clear_thinking_20251015"
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -29,9 +35,11 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
     """
     refuse_unbuilt(body, MESSAGES_REFUSALS)
     fields: dict[str, Any] = {"model": body.model, "messages": _messages(body)}
+    if (num_turns := _turns_with_thoughts(body.context_management)) is not None:
+        _forget_thoughts(fields["messages"], num_turns)
     last = fields["messages"][-1]
     if last.role == "assistant" and not last.tool_calls:
-        if any(part["text"] for part in _parts(last)) or (last.model_extra or {}).get("reasoning"):
+        if any(part["text"] for part in _parts(last)) or _thoughts(last):
             fields.update(add_generation_prompt=False, continue_final_message=True)  # it has begun to answer
         else:
             fields["messages"].pop()
@@ -82,6 +90,26 @@ def _join(message: ChatMessage, other: ChatMessage) -> None:
     """Put what another message of the same role says behind a message."""
     message.content = [*_parts(message), *_parts(other)] or None
     message.tool_calls = [*(message.tool_calls or ()), *(other.tool_calls or ())] or None
+    if thoughts := [thought for thought in (_thoughts(message), _thoughts(other)) if thought]:
+        message.reasoning = "\n".join(thoughts)  # type: ignore[attr-defined]
+
+
+def _thoughts(message: ChatMessage) -> str | None:
+    return (message.model_extra or {}).get("reasoning")
+
+
+def _forget_thoughts(messages: Sequence[ChatMessage], num_turns: int) -> None:
+    """Leave out thoughts of the assistant but for its last turns that have some; results of tools end no turn."""
+    is_counted = False
+    for message in reversed(messages):
+        if message.role == "user":
+            is_counted = False
+        elif _thoughts(message):
+            if not is_counted:
+                num_turns -= 1
+            is_counted = True
+            if num_turns < 0 and message.model_extra is not None:
+                del message.model_extra["reasoning"]
 
 
 def _parts(message: ChatMessage) -> list[dict[str, Any]]:
@@ -116,6 +144,8 @@ def _of_message(where: str, message: InputMessage) -> list[ChatMessage]:
             raise _wrong_block(at, kind, message.role)
     if message.role == "user":
         return [*results, _message("user", parts)] if parts or not results else results
+    if message.role == "system":
+        return [_message("system", parts)] if parts else []
     more: dict[str, Any] = {"tool_calls": calls} if calls else {}
     if thoughts:
         more["reasoning"] = "\n".join(thoughts)
@@ -123,10 +153,9 @@ def _of_message(where: str, message: InputMessage) -> list[ChatMessage]:
 
 
 def _wrong_block(at: str, kind: object, role: str) -> InvalidRequestError:
-    takes = "text, image or tool_result" if role == "user" else "text, thinking, redacted_thinking or tool_use"
     return InvalidRequestError(
         f"{at} has the type {shown(kind)}; in a message of the role {role!r} this server takes blocks of the type "
-        f"{takes}.",
+        f"{_BLOCKS[role]}.",
         "messages",
     )
 
@@ -249,6 +278,35 @@ def _thinking(thinking: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[
             f"thinking.budget_tokens must be a whole number of at least 1, got {shown(budget)}.", "thinking"
         )
     return {"thinking_token_budget": budget}, wanted
+
+
+def _turns_with_thoughts(management: Mapping[str, Any] | None) -> int | None:
+    """How many turns of the assistant keep their thoughts; None: all do."""
+    edits = (management or {}).get("edits") or []
+    if not isinstance(edits, list):
+        raise InvalidRequestError(f"context_management.edits must be a list, got {shown(edits)}.", "context_management")
+    num_turns = None
+    for number, edit in enumerate(edits):
+        at = f"context_management.edits[{number}]"
+        kind = edit.get("type") if isinstance(edit, dict) else edit
+        if kind != _CLEAR_THINKING:
+            raise InvalidRequestError(
+                f"{at}.type must be {_CLEAR_THINKING}, got {shown(kind)}: this server leaves out nothing else; send "
+                "the messages that count.",
+                "context_management",
+            )
+        keep = edit.get("keep", {"type": "thinking_turns", "value": 1})
+        if keep in ("all", {"type": "all"}):
+            continue
+        kept = keep.get("value") if isinstance(keep, dict) and keep.get("type") == "thinking_turns" else None
+        if isinstance(kept, bool) or not isinstance(kept, int) or kept < 1:
+            raise InvalidRequestError(
+                f'{at}.keep must be "all" or {{"type": "thinking_turns", "value": N}} with N of at least 1, got '
+                f"{shown(keep)}.",
+                "context_management",
+            )
+        num_turns = kept if num_turns is None else min(kept, num_turns)
+    return num_turns
 
 
 def _output(config: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -32,6 +32,7 @@ _SENT_AS: Final = {
     "response_format": "output_config.format",
     "json_schema.schema": "schema",
     "thinking_token_budget": "thinking.budget_tokens",
+    "leave it out, and limit the answer": 'set thinking to {"type": "adaptive"}, and limit the answer',
 }
 """Names within fields in chat's errors, and what these are called here."""
 _FIELDS: Final = {
@@ -89,8 +90,11 @@ class MessagesFace(ChatFace):
         return None if asked is None else min(asked, self.model.max_model_len), "max_tokens"
 
     def read_fields(self) -> None:
-        if self.request.thinking_token_budget is not None and self.model.turn_formats.reasoning is None:
-            self.request.thinking_token_budget = None  # a model without thoughts exceeds no budget
+        budget, formats = self.request.thinking_token_budget, self.model.turn_formats
+        if budget is not None and formats.reasoning_ids is None:
+            most, _ = self.max_tokens()
+            if formats.reasoning is None or (most is not None and budget >= most - 1):
+                self.request.thinking_token_budget = None  # the answer ends before its thoughts exceed the budget
         super().read_fields()
 
     def as_sent(self, error: InvalidRequestError) -> InvalidRequestError:

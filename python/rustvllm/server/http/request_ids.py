@@ -4,10 +4,14 @@ import secrets
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rustvllm.server.error_bodies import is_of_anthropic, path_of
+
 REQUEST_ID = "rustvllm.request_id"
 """In the ASGI scope: the :class:`RequestId` of this request."""
 MAX_REQUEST_ID_CHARS = 256
 _HEADER = b"x-request-id"
+_ANTHROPICS_HEADER = b"request-id"
+"""Where Anthropic's clients look for the id."""
 
 
 class RequestId:
@@ -33,7 +37,7 @@ class RequestIds:
 
     Args:
         app: Answers.
-        show: Send it back as a header, also of errors and streams.
+        show: Send it back as a header, also of errors and streams; to Anthropic's clients as ``request-id``, too.
     """
 
     def __init__(self, app: ASGIApp, *, show: bool) -> None:
@@ -52,7 +56,8 @@ class RequestIds:
         async def naming(message: Message) -> None:
             if message["type"] == "http.response.start":
                 value = request_id.text.encode("latin-1", "backslashreplace")
-                message["headers"] = [*message.get("headers", ()), (_HEADER, value)]
+                names = (_HEADER, _ANTHROPICS_HEADER) if is_of_anthropic(path_of(scope)) else (_HEADER,)
+                message["headers"] = [*message.get("headers", ()), *((name, value) for name in names)]
             await send(message)
 
         await self._app(scope, receive, naming if self._show else send)

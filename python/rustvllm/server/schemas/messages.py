@@ -15,7 +15,7 @@ class InputMessage(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Objects = Field(description=CONTENT)
 
 
@@ -39,6 +39,9 @@ class CountTokensRequest(BaseModel):
     )
     output_config: dict[str, Any] | None = described(
         "`effort`, for the chat template; `format`: `type` `json_schema` and `schema`, which the answer obeys."
+    )
+    context_management: dict[str, Any] | None = described(
+        "`edits` of the `type` `clear_thinking_20251015`: whose thoughts to leave out; no other edits."
     )
     chat_template_kwargs: dict[str, Any] | None = described("Further variables for the chat template.")
 

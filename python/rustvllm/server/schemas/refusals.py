@@ -111,7 +111,6 @@ EMBEDDING_REFUSALS: Refusals = {
 MESSAGES_REFUSALS: Refusals = {
     "mcp_servers": (_nothing, "this server calls no other; run the tools yourself"),
     "container": (_nothing, "this server runs no code"),
-    "context_management": (_nothing, "send the messages that count"),
     "output_format": (_nothing, "send output_config with format"),
 }
 _POOLED: Refusals = {
