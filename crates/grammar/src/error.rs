@@ -1,5 +1,6 @@
 //! Why a grammar is refused.
 
+use output::floor_char_boundary;
 use thiserror::Error;
 
 use crate::{MAX_DISTINCT_PROPERTIES, MAX_PROPERTIES};
@@ -106,9 +107,4 @@ impl GrammarError {
         }
         Self::Refused(text)
     }
-}
-
-/// The last place at or before `index` where a character of `text` begins.
-fn floor_char_boundary(text: &str, index: usize) -> usize {
-    (0..=index.min(text.len())).rev().find(|&place| text.is_char_boundary(place)).unwrap_or(0)
 }

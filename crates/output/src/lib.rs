@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod char_boundary;
 mod delivery;
 mod detokenizer;
 mod error;
@@ -27,6 +28,7 @@ mod tokenizer_pool;
 mod turn;
 mod turn_events;
 
+pub use char_boundary::floor_char_boundary;
 pub use delivery::{Delivery, EventBatch};
 pub use detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
 pub use error::OutputError;

@@ -6,6 +6,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 
 use super::event::{TurnEvent, push};
 use super::tool::Tool;
+use crate::char_boundary::floor_char_boundary;
 
 /// Tokens of the format, which are special tokens of its models.
 pub(super) const MARKERS: [&str; 7] = [START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN];
@@ -350,9 +351,4 @@ fn begun(text: &str, marker: &str) -> usize {
         .rev()
         .find(|&len| text.is_char_boundary(text.len() - len) && marker.starts_with(&text[text.len() - len..]))
         .unwrap_or(0)
-}
-
-/// The last place at or before `index` where a character of `text` begins.
-fn floor_char_boundary(text: &str, index: usize) -> usize {
-    (0..=index.min(text.len())).rev().find(|&place| text.is_char_boundary(place)).unwrap_or(0)
 }
