@@ -1,5 +1,7 @@
 //! Turns: what is said, thought and called is found, however the text is cut; a naive twin finds the same.
 
+mod support;
+
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -7,31 +9,7 @@ use output::{ReasoningFormat, Tool, TurnEvent, TurnFormat, TurnParser};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// What all events of a turn amount to.
-#[derive(Debug, Default, Clone, PartialEq)]
-struct Turn {
-    content: String,
-    reasoning: String,
-    /// Name, arguments, and whether the call came to its end.
-    calls: Vec<(String, String, bool)>,
-}
-
-impl Turn {
-    fn add(&mut self, events: Vec<TurnEvent>) {
-        for event in events {
-            match event {
-                TurnEvent::Content(text) => self.content.push_str(&text),
-                TurnEvent::Reasoning(text) => self.reasoning.push_str(&text),
-                TurnEvent::CallBegin { index, name } => {
-                    assert_eq!(index as usize, self.calls.len());
-                    self.calls.push((name, String::new(), false));
-                }
-                TurnEvent::CallArgs(text) => self.calls.last_mut().expect("a call").1.push_str(&text),
-                TurnEvent::CallEnd => self.calls.last_mut().expect("a call").2 = true,
-            }
-        }
-    }
-}
+use support::turns::{Turn, read, read_in_all_cuts};
 
 fn tools() -> Arc<[Tool]> {
     let parameters = json!({"type": "object", "properties": {
@@ -50,25 +28,9 @@ fn parser(format: &str, reasoning: Option<&str>) -> TurnParser {
     TurnParser::new(Some(format), reasoning, tools(), false)
 }
 
-fn read<'a>(mut parser: TurnParser, pieces: impl IntoIterator<Item = &'a str>) -> Turn {
-    let mut turn = Turn::default();
-    for piece in pieces {
-        turn.add(parser.push(piece));
-    }
-    turn.add(parser.finish());
-    turn
-}
-
-/// The turn of a text, the same whole, cut in two anywhere, and character by character.
+/// The turn of a text, however it is cut.
 fn turn_of(format: &str, text: &str) -> Turn {
-    let parser = parser(format, Some("qwen3"));
-    let whole = read(parser.clone(), [text]);
-    for (at, _) in text.char_indices() {
-        assert_eq!(read(parser.clone(), [&text[..at], &text[at..]]), whole, "{text:?} cut at {at}");
-    }
-    let characters = text.char_indices().map(|(at, char)| &text[at..at + char.len_utf8()]);
-    assert_eq!(read(parser, characters), whole, "{text:?} by characters");
-    whole
+    read_in_all_cuts(&parser(format, Some("qwen3")), text)
 }
 
 fn called(content: &str, calls: &[(&str, &str)]) -> Turn {
@@ -309,6 +271,50 @@ fn a_call_that_was_announced_stays() {
     // What cannot be in the arguments ends them.
     let broken = turn_of("hermes", r#"<tool_call>{"name": "f", "arguments": {"a": 1 </tool_call> then"#);
     assert_eq!(broken, called("then", &[("f", r#"{"a": 1 "#)]));
+}
+
+#[test]
+fn an_answer_that_is_cut_behind_a_call_says_no_part_of_a_marker_or_of_another_call() {
+    for (format, text) in [
+        (
+            "hermes",
+            "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"f\"",
+        ),
+        ("mistral", "[TOOL_CALLS] [{\"name\": \"g\", \"arguments\": {}}, {\"name\": \"f\""),
+        ("llama3_json", "{\"name\": \"g\", \"parameters\": {}}; {\"name\""),
+        ("qwen3_coder", "<tool_call>\n<function=g>\n</function>\n</tool_call>\n<tool_call>\n<function=f"),
+        ("seed_oss", "<seed:tool_call>\n<function=g>\n</function>\n</seed:tool_call>"),
+        ("glm45", "<tool_call>g\n</tool_call>\n<tool_call>f"),
+        ("minimax_m2", "<minimax:tool_call>\n<invoke name=\"g\">\n</invoke>\n</minimax:tool_call>"),
+        (
+            "deepseek_v31",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁begin｜>f<｜tool▁sep",
+        ),
+        (
+            "kimi_k2",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.g:0<|tool_call_argument_begin|>{}<|tool_call_end|>\
+             <|tool_calls_section_end|>",
+        ),
+        ("lfm2", "<|tool_call_start|>[g()]<|tool_call_end|>"),
+        ("olmo3", "<function_calls>g()\nf"),
+        ("jamba", "<tool_calls>[\n{\"name\": \"g\", \"arguments\": {}}\n]</tool_calls>"),
+        ("gemma4", "<|tool_call>call:g{}<tool_call|><|tool_call>call:f"),
+    ] {
+        let expected = called("", &[("g", "{}")]);
+        let mut num_cuts = 0;
+        for end in text.char_indices().map(|(at, _)| at).chain([text.len()]) {
+            let turn = turn_of(format, &text[..end]);
+            if turn.calls == expected.calls {
+                assert_eq!(turn, expected, "{format}: {:?}", &text[..end]);
+                num_cuts += 1;
+            }
+        }
+        assert!(num_cuts > 2, "{format}: {num_cuts}");
+    }
+    for said in ["</tool_cal> and more", "Or <tool_call>", "<tool_call>not JSON"] {
+        let text = format!("<tool_call>{{\"name\": \"g\"}}</tool_call>{said}");
+        assert_eq!(turn_of("hermes", &text), called(said, &[("g", "{}")]), "what only looks like a marker");
+    }
 }
 
 #[test]

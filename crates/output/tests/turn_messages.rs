@@ -1,54 +1,23 @@
 //! Turns of gpt-oss: messages in channels are content, reasoning and calls, however the text is cut.
 
+mod support;
+
 use std::sync::Arc;
 
 use output::{ReasoningFormat, Tool, TurnEvent, TurnFormat, TurnParser};
 use serde_json::Map;
 
-/// What all events of a turn amount to.
-#[derive(Debug, Default, Clone, PartialEq)]
-struct Turn {
-    content: String,
-    reasoning: String,
-    /// Name, arguments, and whether the call came to its end.
-    calls: Vec<(String, String, bool)>,
-}
+use support::turns::{Turn, read, read_in_all_cuts};
 
 fn tools() -> Arc<[Tool]> {
     Arc::new([Tool { name: "weather".to_owned(), parameters: Map::new(), strict: false }])
 }
 
-fn read<'a>(mut parser: TurnParser, pieces: impl IntoIterator<Item = &'a str>) -> Turn {
-    let mut events: Vec<TurnEvent> = pieces.into_iter().flat_map(|piece| parser.push(piece)).collect();
-    events.extend(parser.finish());
-    let mut turn = Turn::default();
-    for event in events {
-        match event {
-            TurnEvent::Content(text) => turn.content.push_str(&text),
-            TurnEvent::Reasoning(text) => turn.reasoning.push_str(&text),
-            TurnEvent::CallBegin { index, name } => {
-                assert_eq!(index as usize, turn.calls.len());
-                turn.calls.push((name, String::new(), false));
-            }
-            TurnEvent::CallArgs(text) => turn.calls.last_mut().expect("a call").1.push_str(&text),
-            TurnEvent::CallEnd => turn.calls.last_mut().expect("a call").2 = true,
-        }
-    }
-    turn
-}
-
-/// The turn of messages, the same whole, cut in two anywhere, and character by character.
+/// The turn of messages, however it is cut.
 fn messages_of(text: &str, finds: (bool, bool), begins_within: bool) -> Turn {
     let format = TurnFormat::named("openai").filter(|_| finds.0);
     let reasoning = ReasoningFormat::named("openai_gptoss").filter(|_| finds.1);
-    let parser = TurnParser::new(format, reasoning, tools(), begins_within);
-    let whole = read(parser.clone(), [text]);
-    for (at, _) in text.char_indices() {
-        assert_eq!(read(parser.clone(), [&text[..at], &text[at..]]), whole, "{text:?} cut at {at}");
-    }
-    let characters = text.char_indices().map(|(at, char)| &text[at..at + char.len_utf8()]);
-    assert_eq!(read(parser, characters), whole, "{text:?} by characters");
-    whole
+    read_in_all_cuts(&TurnParser::new(format, reasoning, tools(), begins_within), text)
 }
 
 fn message(reasoning: &str, content: &str, calls: &[(&str, &str, bool)]) -> Turn {

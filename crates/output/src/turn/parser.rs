@@ -48,10 +48,11 @@ enum State {
     },
     /// Line breaks after reasoning are dropped.
     BehindReasoning,
-    /// Bytes of the marker at the beginning of `held`, and whether a list may begin after it.
+    /// Bytes of the marker at the beginning of `held`, whether a list may begin after it, and whether it follows a call.
     Head {
         marker_len: usize,
         may_list: bool,
+        follows_call: bool,
     },
     Arguments {
         reader: Arguments,
@@ -139,7 +140,7 @@ impl TurnParser {
         }
         let rest = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.state, State::Content) {
-            State::Content | State::Head { .. } | State::BehindReasoning => {
+            State::Content | State::Head { follows_call: false, .. } | State::BehindReasoning => {
                 // All that is left may be a line break that was dropped, or would have been dropped before a call.
                 let rest = std::mem::take(&mut self.space) + &rest;
                 self.emit(TurnEvent::Content, &rest);
@@ -150,7 +151,9 @@ impl TurnParser {
                 reader.cut(&rest, &mut out);
                 self.emit(TurnEvent::CallArgs, &out);
             }
-            State::Between { .. } => self.say(&rest),
+            // What is left begins what may follow a call: a marker, or another call. An answer that was cut there says none
+            // of it.
+            State::Between { .. } | State::Head { follows_call: true, .. } => {}
         }
         std::mem::take(&mut self.events)
     }
@@ -178,7 +181,7 @@ impl TurnParser {
                 self.state = State::Content;
                 Step::On
             }
-            State::Head { marker_len, may_list } => self.step_head(rest, at, marker_len, may_list),
+            State::Head { marker_len, may_list, .. } => self.step_head(rest, at, marker_len, may_list),
             State::Arguments { .. } => self.step_arguments(rest, at),
             State::Between { may_go_on } => self.step_between(rest, at, may_go_on),
         }
@@ -193,7 +196,7 @@ impl TurnParser {
             self.space.push_str(&rest[..rest.len() - text.len()]);
             *at += rest.len() - text.len();
             if text.starts_with(bare) {
-                self.state = State::Head { marker_len: 0, may_list: true };
+                self.state = State::Head { marker_len: 0, may_list: true, follows_call: false };
                 return Step::On;
             }
             rest = text;
@@ -220,7 +223,7 @@ impl TurnParser {
             *at += found.len();
             self.state = State::Reasoning { has_text: false };
         } else if found.pattern().as_usize() < num_open {
-            self.state = State::Head { marker_len: found.len(), may_list: true };
+            self.state = State::Head { marker_len: found.len(), may_list: true, follows_call: false };
         } else {
             *at += found.len();
         }
@@ -318,7 +321,7 @@ impl TurnParser {
             return Step::On;
         }
         if let Some(open) = begins(format.open) {
-            self.state = State::Head { marker_len: open.len(), may_list: true };
+            self.state = State::Head { marker_len: open.len(), may_list: true, follows_call: true };
             return Step::On;
         }
         if may_go_on && let Some(separator) = begins(format.separators) {
@@ -329,7 +332,7 @@ impl TurnParser {
             }
             if next.starts_with(|char: char| format.syntax.begins_with(char)) {
                 *at += text.len() - next.len();
-                self.state = State::Head { marker_len: 0, may_list: false };
+                self.state = State::Head { marker_len: 0, may_list: false, follows_call: true };
                 return Step::On;
             }
         }

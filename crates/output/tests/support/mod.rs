@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test crate uses its part")]
 
+pub(crate) mod turns;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
