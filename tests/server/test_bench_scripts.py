@@ -121,6 +121,16 @@ def test_turn_streams(run):
         assert scene["share_of_plain"]["median"] > 0
 
 
+def test_api_streams(run):
+    scenes = ["chat plain", "messages plain", "responses plain"]
+    report = run("api_streams.py", "--streams", "4", "--requests", "4", "--output-len", "20", "--turns", "1",
+                 "--scenes", ",".join(scenes))  # fmt: skip
+    assert list(report["scenes"]) == scenes
+    for scene in report["scenes"].values():
+        assert scene["server_cpu_us_per_token"]["median"] > 0
+        assert scene["share_of_chat"]["median"] > 0
+
+
 def test_output_fault(run):
     report = run("output_fault.py", "--seconds", "0.5", "--fault", "unread")
     unread = report["runs"]["unread"]

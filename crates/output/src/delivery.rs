@@ -1,9 +1,12 @@
 //! How a request's output leaves the processor: as deltas, as one delta at the end, or as events that are ready to be
 //! sent.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use scheduler::RequestKey;
 
 use crate::event_template::EventTemplate;
+use crate::response_events::ResponseEvents;
 use crate::turn_events::TurnEvents;
 
 /// How the caller of a request takes its output.
@@ -18,6 +21,8 @@ pub enum Delivery {
     Events(EventTemplate),
     /// Like `Events`, for an answer that is parsed for reasoning and tool calls: all of its text goes out as events.
     Turn(Box<TurnEvents>),
+    /// Like `Turn`, as the events of a response. The caller has them, too, and renders the end.
+    Response(Arc<Mutex<ResponseEvents>>),
 }
 
 /// Text of a request that waits to be taken, and where one piece ends and the next one begins: the text of one token, or of
@@ -92,6 +97,24 @@ impl EventBatch {
         // The beginning of an answer counts as news, whatever it says: the chunk that opens a stream is sent with it.
         // An end without a beginning does not: it may be an error, and the stream must report that first.
         let has_begun = rest.is_none() && turn.begin();
+        if has_begun || self.bytes.len() > start {
+            self.ends.push((key, self.bytes.len()));
+        }
+    }
+
+    /// Append the events of a response. `rest` is the last part of its text if it has ended.
+    pub(crate) fn push_response<'a>(
+        &mut self,
+        key: RequestKey,
+        response: &Mutex<ResponseEvents>,
+        pieces: impl Iterator<Item = &'a str>,
+        rest: Option<&'a str>,
+    ) {
+        let start = self.bytes.len();
+        let mut response = response.lock().unwrap_or_else(PoisonError::into_inner);
+        pieces.chain(rest).for_each(|text| response.read(text, &[], &mut self.bytes));
+        // As in `push_turn`.
+        let has_begun = rest.is_none() && response.begin();
         if has_begun || self.bytes.len() > start {
             self.ends.push((key, self.bytes.len()));
         }

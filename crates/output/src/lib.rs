@@ -5,14 +5,16 @@
 //! * [`IncrementalDetokenizer`]: takes a token and returns the text that has become certain; constant work per token.
 //! * [`StopChecker`]: looks for stop strings in new text only, and holds back the longest possible partial match.
 //! * [`TurnParser`]: splits text into content, reasoning and tool calls; [`TurnEvents`] renders them as the events of a
-//!   stream; [`CallGrammar`]: a grammar that tool calls obey.
+//!   chat stream, [`ResponseEvents`] as those of a response; [`CallGrammar`]: a grammar that tool calls obey.
 //! * [`OutputProcessor`]: detokenizer and stop strings for all requests of a front end; reads the scheduler's records.
 //!
 //! Nothing here knows Python or touches the network, and no input makes it panic.
 
 #![forbid(unsafe_code)]
 
+mod answer_ids;
 mod char_boundary;
+mod custom_input;
 mod delivery;
 mod detokenizer;
 mod error;
@@ -21,6 +23,9 @@ mod guarded;
 mod logprobs;
 mod outbox;
 mod output_processor;
+mod response_events;
+mod response_item;
+mod shared_bytes;
 mod stop_checker;
 mod token_pieces;
 mod tokenizer;
@@ -29,6 +34,7 @@ mod turn;
 mod turn_events;
 
 pub use char_boundary::floor_char_boundary;
+pub use custom_input::custom_input;
 pub use delivery::{Delivery, EventBatch};
 pub use detokenizer::{DetokenizeOptions, IncrementalDetokenizer};
 pub use error::OutputError;
@@ -38,6 +44,8 @@ pub use output_processor::{
     News, OutputOptions, OutputProcessor, REPETITION_DETECTED, RequestDelta, RequestFailure, StopReason,
     Verdict,
 };
+pub use response_events::ResponseEvents;
+pub use shared_bytes::SharedBytes;
 pub use stop_checker::{MAX_STOP_BYTES, StopChecker, StopStrings};
 pub use tokenizer::{MAX_TOKEN_ID, MAX_TOKENIZER_BYTES, Tokenizer};
 pub use tokenizer_pool::{

@@ -37,7 +37,7 @@ impl Outbox {
     }
 
     fn makes_events(&self) -> bool {
-        matches!(self.delivery, Delivery::Events(_) | Delivery::Turn(_))
+        matches!(self.delivery, Delivery::Events(_) | Delivery::Turn(_) | Delivery::Response(_))
     }
 
     /// Count a record of the request, whose text that waits now has `num_bytes` bytes.
@@ -72,7 +72,9 @@ impl Outbox {
         let is_wanted = match &self.delivery {
             Delivery::Deltas => true,
             Delivery::AtTheEnd => is_finished,
-            Delivery::Events(_) | Delivery::Turn(_) => is_finished || self.pieces.end() > 0,
+            Delivery::Events(_) | Delivery::Turn(_) | Delivery::Response(_) => {
+                is_finished || self.pieces.end() > 0
+            }
         };
         let queues_up = is_wanted && self.has_changed && !self.is_held && !self.is_queued;
         self.is_queued |= queues_up;

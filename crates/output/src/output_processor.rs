@@ -50,7 +50,7 @@ pub struct OutputOptions {
     /// out with the end. Text that is not certain yet makes no event of its own, so an event may hold more.
     pub stream_interval: u32,
     /// Whether tokens come with log-probabilities; see [`OutputProcessor::add_logprobs`]. Not possible with
-    /// [`Delivery::Events`] or [`Delivery::Turn`], which have no place for them.
+    /// [`Delivery::Events`], [`Delivery::Turn`] or [`Delivery::Response`], which have no place for them.
     pub logprobs: bool,
     /// Whether the prompt does; see [`OutputProcessor::add_prompt_logprobs`]. Not possible with these either.
     pub prompt_logprobs: bool,
@@ -405,6 +405,15 @@ impl OutputProcessor {
                     let rest = is_finished.then(|| &text[pieces.end()..]);
                     news.events.push_turn(key, turn, pieces.of(text), rest);
                     request.delta.num_calls = turn.num_calls();
+                    if !is_finished {
+                        text.drain(..pieces.end());
+                        continue;
+                    }
+                    text.clear();
+                }
+                Delivery::Response(response) => {
+                    let rest = is_finished.then(|| &text[pieces.end()..]);
+                    news.events.push_response(key, response, pieces.of(text), rest);
                     if !is_finished {
                         text.drain(..pieces.end());
                         continue;

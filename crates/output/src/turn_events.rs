@@ -1,17 +1,11 @@
 //! `TurnEvents`: the content, reasoning and tool calls of one answer as server-sent events.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    io::Write,
-    sync::Arc,
-};
+use std::io::Write;
+use std::sync::Arc;
 
+use crate::answer_ids::new_call_id;
 use crate::event_template::EventTemplate;
-use crate::turn::{CallIds, TurnEvent, TurnParser, TurnReading};
-
-const ID_CHARS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-const RANDOM_ID_CHARS: usize = 24;
-const SHORT_ID_CHARS: usize = 9;
+use crate::turn::{TurnEvent, TurnParser, TurnReading};
 
 /// Reads the text of one answer and renders an event for each part of it.
 ///
@@ -135,29 +129,4 @@ fn write_all(into: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
 
 fn write_string(text: &str, into: &mut Vec<u8>) {
     serde_json::to_writer(into, text).expect("a string is JSON, and memory takes it");
-}
-
-/// Make the id of a call: in the style that a model's template may require, else an id that no other call has.
-fn new_call_id(ids: CallIds, name: &str, index: u32) -> String {
-    match ids {
-        CallIds::Numbered => format!("functions.{name}:{index}"),
-        CallIds::Short => random_chars(SHORT_ID_CHARS),
-        CallIds::Random => format!("call_{}", random_chars(RANDOM_ID_CHARS)),
-    }
-}
-
-/// Random letters and digits. The keys of the standard library's hash are random and differ each time.
-fn random_chars(len: usize) -> String {
-    let hash = RandomState::new();
-    let mut chars = String::with_capacity(len);
-    let mut number = 0;
-    for place in 0..len {
-        // A 64-bit number gives ten characters.
-        if place % 10 == 0 {
-            number = hash.hash_one(place);
-        }
-        chars.push(char::from(ID_CHARS[(number % 62) as usize]));
-        number /= 62;
-    }
-    chars
 }

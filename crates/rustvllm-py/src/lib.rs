@@ -56,6 +56,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     text::stop_strings::register(module)?;
     text::output_processor::register(module)?;
     text::turn::register(module)?;
+    text::response_events::register(module)?;
     transport::client::register(module)?;
     transport::server::register(module)?;
     cpu::threads::register(module)?;

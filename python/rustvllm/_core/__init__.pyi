@@ -61,10 +61,13 @@ from rustvllm._core._tokenizer import TokenIds as TokenIds
 from rustvllm._core._tokenizer import Tokenizer as Tokenizer
 from rustvllm._core._tokenizer import TokenizerPool as TokenizerPool
 from rustvllm._core._turn import (
+    ByteSlices,
+    ResponseEvents,
     Tools,
     TurnParser,
     TurnReading,
     begins_within_reasoning,
+    custom_input,
     find_reasoning_format,
     find_tool_call_format,
     reasoning_formats,
@@ -80,6 +83,7 @@ __all__ = [
     "SAMPLING_INT_COLUMNS",
     "SAMPLING_LISTS",
     "SAMPLING_NUMBERS",
+    "ByteSlices",
     "CpuAdapter",
     "CpuAttention",
     "CpuAttentionPlan",
@@ -100,6 +104,7 @@ __all__ = [
     "PackedLinear",
     "RequestDelta",
     "RequestSummary",
+    "ResponseEvents",
     "SamplingExtras",
     "Scheduler",
     "SchedulerConfig",
@@ -117,6 +122,7 @@ __all__ = [
     "bench_step",
     "bench_trace",
     "build_profile",
+    "custom_input",
     "draw_kernel",
     "draw_token_ids",
     "find_reasoning_format",

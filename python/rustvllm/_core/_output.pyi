@@ -5,7 +5,7 @@ from typing import Literal, Self, final
 
 from rustvllm._core import EngineClient, EngineHandle
 from rustvllm._core._tokenizer import TokenIds, Tokenizer
-from rustvllm._core._turn import TurnReading
+from rustvllm._core._turn import ResponseEvents, TurnReading
 
 @final
 class RequestDelta:
@@ -72,6 +72,7 @@ class OutputProcessor:
         at_the_end: bool = False,
         event_template: tuple[bytes, bytes] | None = None,
         turn_reading: TurnReading | None = None,
+        response_events: ResponseEvents | None = None,
         ends_after_call: TurnReading | None = None,
         stream_interval: int = 1,
         logprobs: bool = False,
@@ -82,10 +83,11 @@ class OutputProcessor:
         Its news are deltas. With ``at_the_end`` there is one, when it has ended; with ``event_template`` new text comes
         as events, the template's bytes around the text as a JSON string, and everything else with the end. With
         ``turn_reading`` as well the text is read, to its end, and the template's bytes stand around ``,"delta":{…}``
-        of what it says, thinks and calls; the first event of a request may be empty. With ``ends_after_call`` the
+        of what it says, thinks and calls; the first event of a request may be empty. ``response_events``, in place of
+        a template, read the text to its end, too; the end of the response is the caller's. With ``ends_after_call`` the
         request ends behind the first call in its text, which is read like this. Tokens go out ``stream_interval`` at a
         time; the first goes out alone, and the last with the end. ``logprobs`` says that its tokens come with
-        log-probabilities, ``prompt_logprobs`` that its prompt has (not with a template).
+        log-probabilities, ``prompt_logprobs`` that its prompt has (not with events).
         """
     def discard(self, key: int) -> None:
         """Forget a request whose reader has gone; its later outputs are dropped."""

@@ -1,6 +1,7 @@
 """Types of tool calls and reasoning in ``rustvllm._core``, where they are found; there is no module of this name."""
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Self, final
 
 @final
@@ -73,6 +74,40 @@ class TurnParser:
         """Take more text; what became certain of it."""
     def finish(self) -> list[tuple[str, str]]:
         """The text has ended; what was held back."""
+
+@final
+class ResponseEvents:
+    """The events of the output items of one response, numbered behind the two that a response begins with.
+
+    An output processor makes some of them, a caller others: both at any time, and from any thread.
+    """
+
+    def __new__(cls, turn_reading: TurnReading | None = None, custom: AbstractSet[str] = ...) -> Self:
+        """Without ``turn_reading`` the answer is one message. ``custom``: functions that stand for custom tools."""
+    def read(self, text: str, logprobs: bytes | None = None) -> bytes:
+        """The events of more text. ``logprobs``: those of its tokens, as the inner part of a JSON list."""
+    def finish(self, is_whole: bool) -> ByteSlices:
+        """The events of what was held back, and of the end of the last item; there is one item at least."""
+    def break_off(self) -> ByteSlices:
+        """The events of the end of an item that an error has cut short."""
+    def output(self) -> ByteSlices:
+        """The JSON list of the items that are complete."""
+    def take_number(self) -> int:
+        """The number of the next event, which the caller makes."""
+
+@final
+class ByteSlices:
+    """Bytes in slices of at most 256 KiB, each of which is copied when it is asked for."""
+
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> bytes: ...
+
+def custom_input(arguments: str) -> str:
+    """The input of a custom tool, out of the arguments of the function that it is for the model.
+
+    What was cut short is completed, so that all of it that there is is shown; arguments of another shape are shown as
+    they are.
+    """
 
 def tool_call_formats() -> list[tuple[str, list[str]]]:
     """The formats of calls, with their other names."""

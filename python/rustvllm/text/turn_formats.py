@@ -12,6 +12,8 @@ from rustvllm.sampling_params.structured_outputs import ThinkingGate
 Tools = _core.Tools
 TurnParser = _core.TurnParser
 CoreTurnReading = _core.TurnReading
+CoreResponseEvents = _core.ResponseEvents
+custom_input = _core.custom_input
 AUTO: Final = "auto"
 NONE: Final = "none"
 _MESSAGE_MARK: Final = "<|message|>"

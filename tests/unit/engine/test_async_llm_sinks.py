@@ -23,7 +23,7 @@ class Sink:
         self.templates = [(b"%d<" % index, b">\n") for index in range(n)]
         self.events = []
         self.takes = True
-        self.turn_reading = None
+        self.turn_reading = self.response_events = None
         self.calls = {}
 
     def write(self, event):

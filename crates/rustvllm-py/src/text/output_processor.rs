@@ -13,6 +13,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::errors::blamed_param;
 use crate::handle::{Emitted, EngineHandle};
+use crate::text::response_events::PyResponseEvents;
 use crate::text::stop_strings::StopArgument;
 use crate::text::tokenizer::{PyTokenizer, request_error, valid_token_ids};
 use crate::text::turn::PyTurnReading;
@@ -250,7 +251,8 @@ impl PyOutputProcessor {
     #[pyo3(signature = (
         key, prompt_token_ids, *, detokenize = true, skip_special_tokens = true, spaces_between_special_tokens = true,
         stop = None, include_stop_str_in_output = false, min_tokens = 0, at_the_end = false, event_template = None,
-        turn_reading = None, ends_after_call = None, stream_interval = 1, logprobs = false, prompt_logprobs = false
+        turn_reading = None, response_events = None, ends_after_call = None, stream_interval = 1, logprobs = false,
+        prompt_logprobs = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python signature")]
     #[expect(clippy::fn_params_excessive_bools, reason = "keyword arguments of the Python signature")]
@@ -268,20 +270,27 @@ impl PyOutputProcessor {
         at_the_end: bool,
         event_template: Option<(&[u8], &[u8])>,
         turn_reading: Option<&Bound<'_, PyTurnReading>>,
+        response_events: Option<&Bound<'_, PyResponseEvents>>,
         ends_after_call: Option<&Bound<'_, PyTurnReading>>,
         stream_interval: u32,
         logprobs: bool,
         prompt_logprobs: bool,
     ) -> PyResult<()> {
-        let delivery = match event_template {
-            None if at_the_end => Delivery::AtTheEnd,
-            None => Delivery::Deltas,
-            Some(_) if at_the_end => {
+        let delivery = match (event_template, response_events) {
+            (None, None) if at_the_end => Delivery::AtTheEnd,
+            (None, None) => Delivery::Deltas,
+            _ if at_the_end => {
                 return Err(PyValueError::new_err(
-                    "event_template is for streams, at_the_end is for the others",
+                    "event_template and response_events are for streams, at_the_end is for the others",
                 ));
             }
-            Some((before, after)) => {
+            (None, Some(events)) => Delivery::Response(events.get().shared()),
+            (Some(_), Some(_)) => {
+                return Err(PyValueError::new_err(
+                    "response_events need no event_template: leave one of them out",
+                ));
+            }
+            (Some((before, after)), None) => {
                 let template = EventTemplate::new(before, after);
                 match turn_reading {
                     None => Delivery::Events(template),
@@ -294,8 +303,8 @@ impl PyOutputProcessor {
         let prompt_token_ids = valid_token_ids(prompt_token_ids)?;
         let detokenize =
             detokenize.then_some(DetokenizeOptions { skip_special_tokens, spaces_between_special_tokens });
-        if (logprobs || prompt_logprobs) && matches!(delivery, Delivery::Events(_) | Delivery::Turn(_)) {
-            return Err(PyValueError::new_err("an event of an event_template has no place for logprobs"));
+        if (logprobs || prompt_logprobs) && !matches!(delivery, Delivery::AtTheEnd | Delivery::Deltas) {
+            return Err(PyValueError::new_err("an event that the core renders has no place for logprobs"));
         }
         let options = OutputOptions {
             detokenize,

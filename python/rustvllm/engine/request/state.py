@@ -36,6 +36,10 @@ class EventSink(Protocol):
     def turn_reading(self) -> _core.TurnReading | None:
         """How the text is read for thoughts and calls, if it is: then what the templates stand around is a delta."""
 
+    @property
+    def response_events(self) -> _core.ResponseEvents | None:
+        """What makes the events of its one sample in place of templates; the reader makes those at the end."""
+
     def write(self, event: bytes) -> bool:
         """Take an event. False: the reader is busy; what follows is held back, merged, until its stream resumes."""
 

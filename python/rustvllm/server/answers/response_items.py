@@ -1,10 +1,9 @@
-""":class:`ItemReader`: one answer as the output items of a response, in steps for a stream or whole.
+""":class:`ItemReader`: a whole answer as the output items of a response. Those of streams are read in the core.
 
 Items follow each other: at most one is open at a time. Text, thoughts and the arguments of a call are all the text of
 their item.
 """
 
-import json
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,8 @@ from typing import Any, Literal
 
 from rustvllm.outputs import CompletionOutput
 from rustvllm.server.answers.logprobs import LogprobsRenderer
-from rustvllm.server.answers.turn import TurnReader, whole_characters
+from rustvllm.server.answers.turn import TurnReader
+from rustvllm.text.turn_formats import custom_input
 
 ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -95,25 +95,24 @@ class ItemReader:
     _num_items: int = field(default=0, init=False)
     _custom_arguments: list[str] = field(default_factory=list, init=False)
     _pending: list[Any] = field(default_factory=list, init=False)  # log-probabilities whose text is held back
-    _num_chars: int = field(default=0, init=False)
-    _markers: frozenset[int] = field(default=frozenset(), init=False)  # tokens that belong to no item
+    _places: "LogprobPieces | None" = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if self.reader is not None:
-            formats = self.reader.reading.formats
-            self._markers = frozenset({*formats.marker_ids.values(), *(formats.reasoning_ids or ())})
+        if self.logprobs is not None:
+            self._places = LogprobPieces(self.reader, self.logprobs)
 
     def read(self, completion: CompletionOutput) -> list[Step]:
         """The steps of more of the answer, or of all of it."""
         steps: list[Step] = []
-        if self.reader is None:
-            if completion.text or completion.token_ids:
-                self._say(steps, completion.text, self._shown(completion))
-            return steps
-        for text, token_ids, logprobs in self._pieces(completion):
-            if len(token_ids) != 1 or token_ids[0] not in self._markers:
-                self._pending += logprobs
-            for delta in self.reader.read(text, token_ids):
+        if self.reader is not None:
+            self.reader.count(completion.token_ids)
+        for text, logprobs in [(completion.text, ())] if self._places is None else self._places.of(completion):
+            if self.reader is None:
+                if text or completion.token_ids:
+                    self._say(steps, text, logprobs)
+                continue
+            self._pending += logprobs
+            for delta in self.reader.read(text, ()):
                 self._add(steps, delta)
         return steps
 
@@ -179,43 +178,38 @@ class ItemReader:
         steps.append(Step(self._open, "close", is_whole=is_whole))
         self._open = None
 
-    def _pieces(self, completion: CompletionOutput) -> Iterator[tuple[str, Sequence[int], Sequence[Any]]]:
-        """What is new, token by token where log-probabilities have to find the text that they belong to."""
+
+class LogprobPieces:
+    """Finds the text that log-probabilities belong to.
+
+    Args:
+        reader: Of the answer; None: it is all a message, whose text goes with all of them.
+        logprobs: Shows log-probabilities.
+    """
+
+    def __init__(self, reader: TurnReader | None, logprobs: LogprobsRenderer) -> None:
+        self._logprobs = logprobs
+        self._is_read = reader is not None
+        self._markers: frozenset[int] = frozenset()  # tokens that belong to no item
+        if reader is not None:
+            formats = reader.reading.formats
+            self._markers = frozenset({*formats.marker_ids.values(), *(formats.reasoning_ids or ())})
+        self._num_chars = 0
+
+    def of(self, completion: CompletionOutput) -> Iterator[tuple[str, Sequence[Any]]]:
+        """More of the answer: its text, token by token where that is needed, with what is shown of its tokens."""
         text, offsets = completion.text, completion.text_offsets
-        shown = self._shown(completion)
-        if not shown or offsets is None or len(offsets) != len(shown):
-            yield text, completion.token_ids, shown
+        shown: Sequence[Any] = self._logprobs(completion)["content"] if completion.token_ids else ()
+        if not self._is_read or not shown or offsets is None or len(offsets) != len(shown):
+            yield text, shown
         else:
             before = self._num_chars
             ends = [max(offset - before, 0) for offset in offsets[1:]] + [len(text)]
             begin = 0
             for token_id, logprob, end in zip(completion.token_ids, shown, ends, strict=True):
-                yield text[begin:end], (token_id,), (logprob,)
+                yield text[begin:end], () if token_id in self._markers else (logprob,)
                 begin = max(begin, end)
         self._num_chars += len(text)
-
-    def _shown(self, completion: CompletionOutput) -> Sequence[Any]:
-        if self.logprobs is None or not completion.token_ids:
-            return ()
-        content: list[Any] = self.logprobs(completion)["content"]
-        return content
-
-
-def custom_input(arguments: str) -> str:
-    """The input of a custom tool, out of the arguments of the function that it is for the model.
-
-    What was cut short is completed, so that all of it that there is is shown; arguments of another shape are shown as
-    they are.
-    """
-    for end in ("", '"}', "}"):
-        try:
-            given = json.loads(arguments + end)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(given, dict) and isinstance(given.get("input"), str):
-            text: str = given["input"]
-            return whole_characters(text)
-    return arguments
 
 
 def whole_items(steps: Sequence[Step]) -> list[dict[str, Any]]:

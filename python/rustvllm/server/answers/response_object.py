@@ -1,7 +1,7 @@
 """The ``response`` object of an answer: what it repeats of its request, how it ended, and its usage."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal
@@ -115,15 +115,23 @@ class ResponseFrame:
 
     def in_progress(self) -> list[bytes]:
         """The response before anything was said, as parts of its JSON."""
-        return self._json(_state(None), (b"[]",), None)
+        return list(self._json(_state(None), (b"[]",), None))
 
-    def ended(self, outcome: Outcome, output: Iterable[bytes], usage: UsageCounter | None) -> list[bytes]:
+    @property
+    def num_bytes(self) -> int:
+        """About how many there are in it without its output."""
+        return len(self._echo.json)
+
+    def ended(self, outcome: Outcome, output: Iterable[bytes], usage: UsageCounter | None) -> Iterator[bytes]:
         """The response at its end, as parts of its JSON; ``output`` is those of the list of items."""
         return self._json(_state(outcome), output, None if usage is None else response_usage(usage))
 
-    def _json(self, state: dict[str, Any], output: Iterable[bytes], usage: dict[str, Any] | None) -> list[bytes]:
-        head = _json({**self._head, **state, **self._model})[:-1] + b',"output":'
-        return [head, *output, b',"usage":%b,' % _json(usage), self._echo.json, b"}"]
+    def _json(self, state: dict[str, Any], output: Iterable[bytes], usage: dict[str, Any] | None) -> Iterator[bytes]:
+        yield _json({**self._head, **state, **self._model})[:-1] + b',"output":'
+        yield from output
+        yield b',"usage":%b,' % _json(usage)
+        yield self._echo.json
+        yield b"}"
 
 
 def _is_json(value: Any) -> bool:

@@ -107,7 +107,7 @@ class TurnReader:
             text: More of the answer.
             token_ids: More of its tokens.
         """
-        self._count(token_ids)
+        self.count(token_ids)
         return self._deltas(self._parser.push(text))
 
     def finish(self) -> list[dict[str, Any]]:
@@ -168,7 +168,8 @@ class TurnReader:
         prefix, length = ("", 9) if kind == "short" else ("call_", 24)
         return prefix + "".join(secrets.choice(_ID_CHARS) for _ in range(length))
 
-    def _count(self, token_ids: Sequence[int]) -> None:
+    def count(self, token_ids: Sequence[int]) -> None:
+        """Count those of more tokens of the answer that are thoughts."""
         ids = self.reading.formats.reasoning_ids
         if ids is None:
             return

@@ -10,6 +10,7 @@ from rustvllm.exceptions import InvalidRequestError
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestOutput
 from rustvllm.server.answers.response_items import ItemReader, whole_items
 from rustvllm.server.answers.response_object import Echo, ResponseFrame, outcome_of
+from rustvllm.server.answers.turn import TurnReader
 from rustvllm.server.answers.usage import UsageCounter
 from rustvllm.server.endpoints.chat import ChatFace
 from rustvllm.server.endpoints.pipeline import Run, respond
@@ -19,7 +20,7 @@ from rustvllm.server.schemas.protocol import ChatCompletionRequest
 from rustvllm.server.schemas.refusals import RESPONSES_REFUSALS
 from rustvllm.server.schemas.responses_request import ResponsesRequest
 from rustvllm.server.stream.chunks import ChunkRenderer
-from rustvllm.server.stream.response_events import ResponseEvents
+from rustvllm.server.stream.response_events import ResponseEventRenderer
 
 if TYPE_CHECKING:
     from rustvllm.engine.request.prompts import TextPrompt
@@ -84,12 +85,12 @@ class ResponsesFace(ChatFace):
         return usage
 
     def chunk_renderer(self, header: dict[str, Any], usage: UsageCounter) -> ChunkRenderer:
-        events = self.make_renderer(ResponseEvents, header, usage)
-        events.show(ResponseFrame(header, self._echo), self._items())
+        events = self.make_renderer(ResponseEventRenderer, header, usage)
+        events.show(ResponseFrame(header, self._echo), self._reader(), custom_names(self.asked))
         return events
 
     def opening(self, chunks: ChunkRenderer, prompt_index: int, prompt_ids: PromptIds) -> bytes:  # noqa: ARG002
-        return cast("ResponseEvents", chunks).opening()
+        return cast("ResponseEventRenderer", chunks).opening()
 
     def whole(
         self,
@@ -105,8 +106,10 @@ class ResponsesFace(ChatFace):
         return ResponseFrame(header, self._echo).whole(outcome, whole_items(steps), usage)
 
     def _items(self) -> ItemReader:
-        reader = None if self._readers is None else self._readers[0]
-        return ItemReader(reader, custom_names(self.asked), self.logprobs)
+        return ItemReader(self._reader(), custom_names(self.asked), self.logprobs)
+
+    def _reader(self) -> TurnReader | None:
+        return None if self._readers is None else self._readers[0]
 
     def _reasoning_fields(self) -> Sequence[str]:
         return ("reasoning",)

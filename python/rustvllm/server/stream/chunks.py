@@ -20,7 +20,7 @@ from rustvllm.server.schemas.protocol import GenerationRequest
 from rustvllm.server.stream.event_writer import EventWriter
 from rustvllm.server.stream.generation import Generation
 from rustvllm.server.stream.sse import DONE, event, json_bytes, json_string
-from rustvllm.text.turn_formats import CoreTurnReading
+from rustvllm.text.turn_formats import CoreResponseEvents, CoreTurnReading
 
 _MOST_OPENED_AT_ONCE = 1024
 """Choices whose opening goes out with the first event of the core, on the spot: a millisecond or two of work."""
@@ -31,6 +31,7 @@ class ChunkRenderer:
 
     Attributes:
         turn_reading: How the core reads the text that it makes chunks of; None: it is text alone.
+        response_events: Makes the events in the core in place of a template; None: there is a template.
 
     Args:
         header: What every chunk starts with: id, object, created, model, system_fingerprint.
@@ -44,6 +45,7 @@ class ChunkRenderer:
     """
 
     turn_reading: CoreTurnReading | None = None
+    response_events: CoreResponseEvents | None = None
     end: ClassVar[bytes] = DONE
     """What the stream ends with, behind its last event."""
 
@@ -282,11 +284,13 @@ class PromptEvents:
     Attributes:
         templates: Of each choice; see :class:`~rustvllm.engine.request.state.EventSink`.
         turn_reading: See there.
+        response_events: See there.
     """
 
     def __init__(self, writer: EventWriter, chunks: ChunkRenderer, first: int, n: int) -> None:
         self.templates: Sequence[tuple[bytes, bytes]] = ChoiceTemplates(chunks, first, n)
         self.turn_reading = chunks.turn_reading
+        self.response_events = chunks.response_events
         self._chunks = chunks
         self._first = first
         self._writer = writer
