@@ -225,7 +225,8 @@ pub fn write_kv<E: Element, C: CacheElement<E>>(
     Ok(())
 }
 
-/// Causal attention of the step's queries over what their requests have in the cache.
+/// Causal attention of the step's queries over what their requests have in the cache; see [`RaggedBatch::seeing`] for tokens
+/// that see further.
 ///
 /// # Arguments
 ///
@@ -282,13 +283,15 @@ pub fn attend<E: Element, C: CacheElement<E>>(
             blocks: batch.blocks(span),
             tokens: first..first + part.num_tokens,
             position: span.seq_len - span.num_tokens + part.first,
+            visible: batch.visible(first..first + part.num_tokens),
             kv_heads: share.kv_heads.clone(),
         };
         let compute = tiles.taking(part.num_tokens * group);
         SCRATCH.with_borrow_mut(|scratch| {
             // SAFETY: a kernel is only reachable where it was detected, and takes the heads; `RaggedBatch::new` checked
-            // that tokens lie in the batch and blocks cover each sequence, `check_attend` that the batch lies in the
-            // arrays and its blocks in the cache. Parts do not overlap, so no two tiles write the same output.
+            // that tokens lie in the batch and blocks cover each sequence, `seeing` that no token sees beyond its own,
+            // `check_attend` that the batch lies in the arrays and its blocks in the cache. Parts do not overlap, so no
+            // two tiles write the same output.
             unsafe { compute(&layer, &tile, scratch) };
         });
     });

@@ -42,8 +42,16 @@ fn check_all<E: Element, C: PlainHead + CacheElement<E>>(
     options: &AttentionOptions<'_>,
     tolerance: f32,
 ) {
-    let step = Step::<E, C>::all(case);
-    let expected = expected(&step, options);
+    check_step(&Step::<E, C>::all(case), case, options, tolerance);
+}
+
+fn check_step<E: Element, C: PlainHead + CacheElement<E>>(
+    step: &Step<E, C>,
+    case: &Case,
+    options: &AttentionOptions<'_>,
+    tolerance: f32,
+) {
+    let expected = expected(step, options);
     let threads = Threads::new(1).unwrap();
     for kernel in Kernel::available().iter().filter(|kernel| kernel.takes(case.head_dim)) {
         assert_close(&step.run(kernel, &threads, options), &expected, tolerance, kernel);
@@ -114,6 +122,40 @@ proptest! {
         check_all::<f32, Int8Head>(&case, &options, 2e-5);
     }
 
+    /// Images, some of which begin before the step; windows may be shorter than they are.
+    #[test]
+    fn equals_the_reference_where_tokens_see_what_follows(
+        case in cases(),
+        window in prop::option::of(1_u32..120),
+        alibi in any::<bool>(),
+        has_sinks in any::<bool>(),
+    ) {
+        let slopes: Vec<f32> = (1..=case.num_kv_heads * case.group).map(|head| 0.01 * head as f32).collect();
+        let sinks = sinks_of(&case);
+        let options = AttentionOptions {
+            sliding_window: window.and_then(NonZeroU32::new),
+            alibi_slopes: if alibi { &slopes } else { &[] },
+            sinks: if has_sinks { &sinks } else { &[] },
+            ..AttentionOptions::causal(0.5)
+        };
+        let every: Vec<usize> = (0..case.requests.len()).collect();
+        check_step(&Step::<f32, f32>::all(&case).with_images(&case, &every), &case, &options, 2e-5);
+        check_step(&Step::<f32, bf16>::all(&case).with_images(&case, &every), &case, &options, 2e-5);
+        check_step(&Step::<f32, Int8Head>::all(&case).with_images(&case, &every), &case, &options, 2e-5);
+        check_step(&Step::<bf16, bf16>::all(&case).with_images(&case, &every), &case, &options, 4e-3);
+        check_step(&Step::<bf16, Int8Head>::all(&case).with_images(&case, &every), &case, &options, 4e-3);
+    }
+
+    #[test]
+    fn tokens_that_see_what_follows_have_the_same_bits_in_company_and_in_chunks(
+        case in cases(),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        check_images::<f32>(&case, cut);
+        check_images::<bf16>(&case, cut);
+        check_images::<Int8Head>(&case, cut);
+    }
+
     #[test]
     fn a_request_alone_has_the_same_bits_as_in_company(case in cases()) {
         check_alone::<f32>(&case);
@@ -155,6 +197,35 @@ fn check_alone<C: PlainHead + CacheElement<f32>>(case: &Case) {
             let start = together.query_start_loc[request] as usize * row;
             let own = bits(&step.run(kernel, &alone, &options));
             assert_eq!(&out[start..][..own.len()], &own[..], "{}", kernel.name());
+        }
+    }
+}
+
+/// Likewise. A step may begin within an image, whose first tokens an earlier step has computed with all of it.
+fn check_images<C: PlainHead + CacheElement<f32>>(case: &Case, cut: prop::sample::Index) {
+    let sliding_window = NonZeroU32::new(1 + (case.seed % 90) as u32);
+    let options = AttentionOptions { sliding_window, ..AttentionOptions::causal(0.7) };
+    let (one, three) = (Threads::new(1).unwrap(), Threads::new(3).unwrap());
+    let every: Vec<usize> = (0..case.requests.len()).collect();
+    let together = Step::<f32, C>::all(case).with_images(case, &every);
+    let row = together.num_heads * case.head_dim;
+    let kernels = Kernel::available().iter().filter(|kernel| kernel.takes(case.head_dim));
+    for kernel in kernels {
+        let out = bits(&together.run(kernel, &three, &options));
+        for &request in &every {
+            let mut step = Step::<f32, C>::new(case, &[request]).with_images(case, &[request]);
+            let start = together.query_start_loc[request] as usize * row;
+            let own = &out[start..][..step.query.len()];
+            assert_eq!(own, &bits(&step.run(kernel, &one, &options))[..], "{}", kernel.name());
+            let cut = cut.index(case.requests[request].1);
+            let rest = bits(&rest_of(&step, cut).run(kernel, &one, &options));
+            assert_eq!(&own[cut * row..], &rest[..], "{}", kernel.name());
+            // A text says so of each token, or says nothing.
+            let first = step.seq_lens[0] - step.query_start_loc[1];
+            step.visible = (first + 1..=step.seq_lens[0]).collect();
+            let text = bits(&step.run(kernel, &one, &options));
+            step.visible.clear();
+            assert_eq!(text, bits(&step.run(kernel, &one, &options)), "{}", kernel.name());
         }
     }
 }
@@ -217,6 +288,7 @@ fn rest_of<C: PlainHead + CacheElement<f32>>(step: &Step<f32, C>, cut: usize) ->
         seq_lens: step.seq_lens.clone(),
         block_table: step.block_table.clone(),
         slot_mapping: step.slot_mapping[cut..].to_vec(),
+        visible: step.visible.get(cut..).unwrap_or_default().to_vec(),
         query: step.query[cut * step.num_heads * step.layout.head_dim..].to_vec(),
         key: step.key[cut * row..].to_vec(),
         value: step.value[cut * row..].to_vec(),
@@ -357,6 +429,23 @@ fn bad_batches_are_refused_with_the_value_and_the_limit() {
     assert!(matches!(new(4, &[0, 1], &[1, 1], &[1], &[0]).unwrap_err(), BatchError::Length { .. }));
     assert!(matches!(new(4, &[0, 1, 2], &[1, 1], &[1; 3], &[0; 2]).unwrap_err(), BatchError::Length { .. }));
     assert_eq!(new(4, &[0], &[], &[], &[]).unwrap().num_tokens(), 0);
+}
+
+#[test]
+fn what_tokens_see_is_checked() {
+    // A decode, and three tokens behind one that was computed.
+    let batch = || RaggedBatch::new(4, &[0, 1, 4], &[3, 4], &[1, 2], &[0, 1, 2, 3, -1]).unwrap();
+    batch().seeing(&[3, 2, 3, 4, 0]).unwrap();
+    batch().seeing(&[3, 4, 4, 4, -7]).unwrap();
+    let refused = |visible: &[i32]| batch().seeing(visible).unwrap_err();
+    let wrong = |index, value, least, most| BatchError::Visible { index, value, least, most };
+    assert_eq!(refused(&[4, 2, 3, 4, 0]), wrong(0, 4, 3, 3));
+    assert_eq!(refused(&[2, 2, 3, 4, 0]), wrong(0, 2, 3, 3));
+    assert_eq!(refused(&[-1, 2, 3, 4, 0]), wrong(0, -1, 3, 3));
+    assert_eq!(refused(&[3, i32::MAX, 3, 4, 0]), wrong(1, i32::MAX, 2, 4));
+    assert_eq!(refused(&[3, 4, 3, 4, 0]), wrong(2, 3, 4, 4));
+    assert!(matches!(refused(&[3, 2, 3, 4]), BatchError::Length { name: "visible", found: 4, expected: 5, .. }));
+    assert!(refused(&[4, 2, 3, 4, 0]).to_string().contains("visible[0] is 4"));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! One step's ragged batch: checked once, copied, and then trusted by every layer.
 
+use std::ops::Range;
+
 use thiserror::Error;
 
 /// Tokens of a prompt that one tile computes: enough to use a chunk of keys often, few enough to share out.
@@ -69,6 +71,20 @@ pub enum BatchError {
         /// What is there.
         value: i32,
     },
+    /// A token that sees less than itself, more than there is, or less than the token before it.
+    #[error(
+        "visible[{index}] is {value}, but it must lie between {least} and {most}: a token sees itself and at most its sequence, and no fewer tokens than the one before it"
+    )]
+    Visible {
+        /// Which token.
+        index: usize,
+        /// What is there.
+        value: i32,
+        /// Least that fits.
+        least: usize,
+        /// Most that fits.
+        most: usize,
+    },
     /// A slot below −1.
     #[error("slot_mapping[{index}] is {value}, but a slot is 0 or more, or -1 for a token that is not kept")]
     Slot {
@@ -109,6 +125,8 @@ pub struct RaggedBatch {
     parts: Vec<Part>,
     blocks: Vec<u32>,
     slot_mapping: Vec<i32>,
+    /// Where what each token sees ends, in its sequence; empty: behind the token itself.
+    visible: Vec<u32>,
     num_blocks: usize,
     num_pairs: usize,
 }
@@ -188,6 +206,7 @@ impl RaggedBatch {
             parts: Vec::with_capacity(num_reqs),
             blocks: Vec::new(),
             slot_mapping: slot_mapping.to_vec(),
+            visible: Vec::new(),
             num_blocks: 0,
             num_pairs: 0,
         };
@@ -214,6 +233,37 @@ impl RaggedBatch {
         }
         batch.split();
         Ok(batch)
+    }
+
+    /// The same step, in which some tokens also see tokens behind them: those of an image see all of it.
+    ///
+    /// # Arguments
+    ///
+    /// * `visible`: `[num_tokens]`, how many tokens of its sequence each token sees, from the first on: at least its own
+    ///   position + 1. In a request it must not decrease. Of padding it is not looked at.
+    ///
+    /// # Errors
+    ///
+    /// See [`BatchError`].
+    pub fn seeing(mut self, visible: &[i32]) -> Result<Self, BatchError> {
+        if visible.len() != self.num_tokens {
+            let (found, expected) = (visible.len(), self.num_tokens);
+            return Err(BatchError::Length { name: "visible", found, expected, num_reqs: self.spans.len() });
+        }
+        let mut ends = vec![0; self.num_tokens];
+        for span in &self.spans {
+            let mut least = span.seq_len - span.num_tokens;
+            for index in span.start..span.start + span.num_tokens {
+                least = least.max(span.seq_len - span.num_tokens + index - span.start + 1);
+                let (value, most) = (visible[index], span.seq_len);
+                let end = usize::try_from(value).ok().filter(|end| (least..=most).contains(end));
+                least = end.ok_or(BatchError::Visible { index, value, least, most })?;
+                ends[index] = least as u32;
+            }
+        }
+        self.visible = ends;
+        self.split();
+        Ok(self)
     }
 
     fn add(
@@ -244,12 +294,16 @@ impl RaggedBatch {
 
     /// The last part of a prompt attends to most: it comes first, so that no thread ends long after the others.
     fn split(&mut self) {
+        self.parts.clear();
+        self.num_pairs = 0;
         for (index, span) in self.spans.iter().enumerate() {
             let num_parts = span.num_tokens.div_ceil(TILE_TOKENS);
             for part in (0..num_parts).rev() {
                 let first = part * TILE_TOKENS;
                 let num_tokens = TILE_TOKENS.min(span.num_tokens - first);
-                let seen = span.seq_len - span.num_tokens + first + num_tokens;
+                let position = span.seq_len - span.num_tokens + first;
+                let last = span.start + first + num_tokens - 1;
+                let seen = self.visible.get(last).map_or(position + num_tokens, |&end| end as usize);
                 self.num_pairs = self.num_pairs.saturating_add(num_tokens.saturating_mul(seen));
                 self.parts.push(Part { span: index, first, num_tokens });
             }
@@ -290,6 +344,11 @@ impl RaggedBatch {
 
     pub(crate) fn blocks(&self, span: &Span) -> &[u32] {
         &self.blocks[span.first_block..][..span.num_blocks]
+    }
+
+    /// Where what each of some tokens sees ends; empty: behind the token itself.
+    pub(crate) fn visible(&self, tokens: Range<usize>) -> &[u32] {
+        if self.visible.is_empty() { &[] } else { &self.visible[tokens] }
     }
 
     pub(crate) fn slot_mapping(&self) -> &[i32] {

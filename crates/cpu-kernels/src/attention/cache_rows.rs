@@ -26,7 +26,7 @@ impl<C: Cached> CacheRows<C> {
     #[inline(always)]
     pub(crate) fn of<E>(layer: &Layer<'_, E, C>, tile: &Tile<'_>, chunk: usize, kv_head: usize) -> Self {
         let base = chunk * CHUNK;
-        let num_keys = CHUNK.min(tile.position + tile.tokens.len() - base);
+        let num_keys = CHUNK.min(tile.context_end() - base);
         let mut offsets = [0; CHUNK];
         let (mut block, mut slot) = (base / layer.block_size, base % layer.block_size);
         for offset in &mut offsets[..num_keys] {
@@ -49,16 +49,13 @@ impl<C: Cached> CacheRows<C> {
     #[inline(always)]
     pub(crate) fn seen(&self, options: &AttentionOptions<'_>, tile: &Tile<'_>, token: usize) -> Range<usize> {
         let first = self.chunk * CHUNK;
-        let visible = visible(options, tile.position + token);
-        let start = visible.start.saturating_sub(first);
-        start..visible.end.min(first + self.num_keys).saturating_sub(first).max(start)
+        let start = first_visible(options, tile.position + token).saturating_sub(first);
+        start..tile.visible_end(token).min(first + self.num_keys).saturating_sub(first).max(start)
     }
 }
 
-/// Positions that the query at `position` sees.
+/// The first position that the query at `position` sees.
 #[inline(always)]
-pub(crate) fn visible(options: &AttentionOptions<'_>, position: usize) -> Range<usize> {
-    let start =
-        options.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window.get() as usize));
-    start..position + 1
+pub(crate) fn first_visible(options: &AttentionOptions<'_>, position: usize) -> usize {
+    options.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window.get() as usize))
 }

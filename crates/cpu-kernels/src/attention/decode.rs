@@ -84,7 +84,7 @@ impl<'a, C> NextRows<'a, C> {
 /// # Safety
 ///
 /// The machine has the instructions of `S`; `head_dim` is a multiple of its lanes; the tile lies within the arrays of the layer,
-/// its blocks within the cache, and they cover the chunks up to the tile's last token; there are fewer than
+/// its blocks within the cache, and they cover the chunks that the tile's tokens see; there are fewer than
 /// [`MIN_ROWS_TO_PACK`] rows to a KV head.
 #[inline(always)]
 pub(crate) unsafe fn walk<S: Simd, E: Number, C: Cached>(

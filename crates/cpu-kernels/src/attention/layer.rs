@@ -1,5 +1,7 @@
 //! What attention computes: the arrays of a layer, and a part of them.
 
+#![allow(clippy::inline_always, reason = "see `simd`")]
+
 use std::ops::Range;
 
 use crate::{
@@ -37,5 +39,21 @@ pub(crate) struct Tile<'a> {
     pub(crate) tokens: Range<usize>,
     /// Position of the first of them in its request.
     pub(crate) position: usize,
+    /// Where what each token sees ends, in its request; it does not decrease. Empty: behind the token itself.
+    pub(crate) visible: &'a [u32],
     pub(crate) kv_heads: Range<usize>,
+}
+
+impl Tile<'_> {
+    /// Where what a token of the tile sees ends.
+    #[inline(always)]
+    pub(crate) fn visible_end(&self, token: usize) -> usize {
+        if self.visible.is_empty() { self.position + token + 1 } else { self.visible[token] as usize }
+    }
+
+    /// Where what any of the tile's tokens sees ends.
+    #[inline(always)]
+    pub(crate) fn context_end(&self) -> usize {
+        self.visible_end(self.tokens.len() - 1)
+    }
 }

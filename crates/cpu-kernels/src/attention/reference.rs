@@ -89,6 +89,8 @@ pub fn attend<E: Element, C: PlainHead>(
         let blocks = batch.blocks(span);
         for i in 0..span.num_tokens {
             let position = span.seq_len - span.num_tokens + i;
+            let token = span.start + i;
+            let end = batch.visible(token..token + 1).first().map_or(position + 1, |&end| end as usize);
             let window = options.sliding_window.map_or(position + 1, |window| window.get() as usize);
             for head in 0..num_heads {
                 let q = &query.row(span.start + i, num_heads * dim)[head * dim..][..dim];
@@ -99,7 +101,7 @@ pub fn attend<E: Element, C: PlainHead>(
                     let start = (slot * layout.num_kv_heads + kv_head) * head_len;
                     start..start + head_len
                 };
-                let seen = (position + 1).saturating_sub(window)..position + 1;
+                let seen = (position + 1).saturating_sub(window)..end;
                 let scores: Vec<f64> = seen
                     .clone()
                     .map(|j| {
@@ -108,7 +110,7 @@ pub fn attend<E: Element, C: PlainHead>(
                             score = f64::from(cap) * (score / f64::from(cap)).tanh();
                         }
                         let slope = options.alibi_slopes.get(head).map_or(0.0, |&slope| f64::from(slope));
-                        score - slope * (position - j) as f64
+                        score + slope * (j as f64 - position as f64)
                     })
                     .collect();
                 let sink = options.sinks.get(head).map_or(f64::NEG_INFINITY, |&sink| f64::from(sink));

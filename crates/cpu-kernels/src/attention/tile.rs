@@ -12,7 +12,7 @@ use half::bf16;
 
 use crate::{
     attention::{
-        cache_rows::{CacheRows, visible},
+        cache_rows::{CacheRows, first_visible},
         cached::{Cached, Int8Head},
         decode::{self, MIN_ROWS_TO_PACK},
         layer::{Layer, Tile},
@@ -58,7 +58,7 @@ pub(crate) struct TileForms {
 /// # Safety
 ///
 /// The machine has the instructions of `S`; `head_dim` is a multiple of its lanes; the tile lies within the arrays of the
-/// layer, its blocks within the cache, and they cover the positions up to that of its last token.
+/// layer, its blocks within the cache, and they cover the positions that its tokens see.
 #[inline(always)]
 unsafe fn tile<S: Simd, E: Number, C: Cached, const FEW: bool>(
     layer: &Layer<'_, E, C>,
@@ -69,7 +69,6 @@ unsafe fn tile<S: Simd, E: Number, C: Cached, const FEW: bool>(
     let group = layer.num_heads / layer.num_kv_heads;
     let rows_per_head = tile.tokens.len() * group;
     let num_rows = tile.kv_heads.len() * rows_per_head;
-    let seq_end = tile.position + tile.tokens.len();
 
     // SAFETY: the caller gives a tile whose tokens and heads lie within `query`.
     unsafe { load_queries(layer, tile, group, &mut scratch.query) };
@@ -81,8 +80,7 @@ unsafe fn tile<S: Simd, E: Number, C: Cached, const FEW: bool>(
     };
     scratch.softmax.extend((0..num_rows).map(|row| Softmax::of(layer.options, head_of(row))));
 
-    let context = visible(layer.options, tile.position).start..seq_end;
-    let chunks = context.start / CHUNK..seq_end.div_ceil(CHUNK);
+    let chunks = first_visible(layer.options, tile.position) / CHUNK..tile.context_end().div_ceil(CHUNK);
     // SAFETY: the caller gives a tile of the layer's arrays, and promises the instructions.
     unsafe {
         if FEW {

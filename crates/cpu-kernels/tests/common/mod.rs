@@ -55,6 +55,8 @@ pub struct Step<E, C = E> {
     pub seq_lens: Vec<i32>,
     pub block_table: Vec<i32>,
     pub slot_mapping: Vec<i32>,
+    /// See [`RaggedBatch::seeing`]; empty: no token sees further than itself.
+    pub visible: Vec<i32>,
     pub query: Vec<E>,
     pub key: Vec<E>,
     pub value: Vec<E>,
@@ -89,6 +91,7 @@ impl<E: Element, C: PlainHead + CacheElement<E>> Step<E, C> {
             seq_lens: Vec::new(),
             block_table: vec![i32::MAX; columns * requests.len()], // what is stale must not be read
             slot_mapping: Vec::new(),
+            visible: Vec::new(),
             query: Vec::new(),
             key: Vec::new(),
             value: Vec::new(),
@@ -126,15 +129,38 @@ impl<E: Element, C: PlainHead + CacheElement<E>> Step<E, C> {
         Self::new(case, &(0..case.requests.len()).collect::<Vec<_>>())
     }
 
+    /// The same with images in the requests that are chosen: each token of one sees up to its end. Those of a request are the
+    /// same with any others, and the new tokens may begin within one.
+    pub fn with_images(mut self, case: &Case, chosen: &[usize]) -> Self {
+        self.visible.clear();
+        for &which in chosen {
+            let (computed, new) = case.requests[which];
+            let mut numbers = Numbers(case.seed ^ (0x1a6e << 16 | which as u64 + 1));
+            let mut ends: Vec<usize> = (1..=computed + new).collect();
+            let mut place = 0;
+            loop {
+                let start = place + numbers.bits() as usize % 40;
+                place = start + 1 + numbers.bits() as usize % 90;
+                if place > ends.len() {
+                    break;
+                }
+                ends[start..place].fill(place);
+            }
+            self.visible.extend(ends[computed..].iter().map(|&end| end as i32));
+        }
+        self
+    }
+
     pub fn batch(&self) -> RaggedBatch {
-        RaggedBatch::new(
+        let batch = RaggedBatch::new(
             self.layout.block_size,
             &self.query_start_loc,
             &self.seq_lens,
             &self.block_table,
             &self.slot_mapping,
         )
-        .unwrap()
+        .unwrap();
+        if self.visible.is_empty() { batch } else { batch.seeing(&self.visible).unwrap() }
     }
 
     pub fn rows<'a>(&self, data: &'a [E]) -> TokenRows<'a, E> {
