@@ -444,7 +444,10 @@ fn what_tokens_see_is_checked() {
     assert_eq!(refused(&[-1, 2, 3, 4, 0]), wrong(0, -1, 3, 3));
     assert_eq!(refused(&[3, i32::MAX, 3, 4, 0]), wrong(1, i32::MAX, 2, 4));
     assert_eq!(refused(&[3, 4, 3, 4, 0]), wrong(2, 3, 4, 4));
-    assert!(matches!(refused(&[3, 2, 3, 4]), BatchError::Length { name: "visible", found: 4, expected: 5, .. }));
+    assert!(matches!(
+        refused(&[3, 2, 3, 4]),
+        BatchError::Length { name: "visible", found: 4, expected: 5, .. }
+    ));
     assert!(refused(&[4, 2, 3, 4, 0]).to_string().contains("visible[0] is 4"));
 }
 

@@ -483,6 +483,12 @@ fn write_add_error(error: &AddRequestError, body: &mut Writer<'_>) {
             body.i64(beam_width);
             body.u64(got as u64);
         }
+        AddRequestError::InputNotWhole { offset, length, most, num_prompt_tokens } => {
+            body.u8(11);
+            for value in [offset, length, most, num_prompt_tokens] {
+                body.u32(value);
+            }
+        }
     }
 }
 
@@ -507,6 +513,12 @@ fn read_add_error(body: &mut Reader<'_>) -> Result<AddRequestError, DecodeError>
         }
         9 => AddRequestError::TooManyBeams { beam_width: body.i64()?, limit: body.u32()? },
         10 => AddRequestError::WrongNumberOfBeams { beam_width: body.i64()?, got: body.u64()? as usize },
+        11 => AddRequestError::InputNotWhole {
+            offset: body.u32()?,
+            length: body.u32()?,
+            most: body.u32()?,
+            num_prompt_tokens: body.u32()?,
+        },
         value => {
             return Err(DecodeError::BadValue { what: "a reason to refuse a request", value: value.into() });
         }

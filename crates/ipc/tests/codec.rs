@@ -179,7 +179,7 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
 }
 
 fn add_request_error() -> impl Strategy<Value = AddRequestError> {
-    (any::<[u32; 3]>(), any::<i32>(), 0..10).prop_map(|([a, b, c], token_id, variant)| match variant {
+    (any::<[u32; 3]>(), any::<i32>(), 0..11).prop_map(|([a, b, c], token_id, variant)| match variant {
         0 => AddRequestError::EmptyPrompt,
         1 => AddRequestError::PromptTooLong { num_prompt_tokens: a, max_model_len: b },
         2 => AddRequestError::NeverFits { needed_blocks: a, usable_blocks: b, block_size: c },
@@ -188,7 +188,8 @@ fn add_request_error() -> impl Strategy<Value = AddRequestError> {
         5 => AddRequestError::NegativeTokenId { token_id, position: a as usize },
         6 => AddRequestError::TooManyBeams { beam_width: i64::from(token_id), limit: a },
         7 => AddRequestError::WrongNumberOfBeams { beam_width: i64::from(token_id), got: a as usize },
-        8 => AddRequestError::QueueFull { queued: a, wanted: b, limit: c },
+        8 => AddRequestError::InputNotWhole { offset: a, length: b, most: c, num_prompt_tokens: a ^ b },
+        9 => AddRequestError::QueueFull { queued: a, wanted: b, limit: c },
         _ => AddRequestError::QueueTokensFull { queued: a.into(), wanted: b.into(), limit: c.into() },
     })
 }

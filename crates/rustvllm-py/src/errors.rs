@@ -33,7 +33,9 @@ pub(crate) fn add_request_error(error: &AddRequestError) -> PyErr {
 pub(crate) fn blamed_param(error: &AddRequestError) -> Option<&'static str> {
     Some(match error {
         AddRequestError::QueueFull { .. } | AddRequestError::QueueTokensFull { .. } => return None,
-        AddRequestError::EmptyPrompt | AddRequestError::NegativeTokenId { .. } => "prompt",
+        AddRequestError::EmptyPrompt
+        | AddRequestError::NegativeTokenId { .. }
+        | AddRequestError::InputNotWhole { .. } => "prompt",
         AddRequestError::PromptTooLong { .. } | AddRequestError::PromptExceedsBudget { .. } => "input_tokens",
         AddRequestError::NeverFits { .. } => "max_tokens",
         AddRequestError::TooManyStopTokenIds { .. } => "stop_token_ids",

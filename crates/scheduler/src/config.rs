@@ -83,6 +83,8 @@ pub struct SchedulerConfig {
     pub max_loras: u32,
     /// Most bytes that the multimodal inputs of one request take on their way from another process; 0 = they have none.
     pub max_multimodal_bytes: u32,
+    /// Whether all tokens of a multimodal input are computed in one step, because they attend to each other.
+    pub disable_chunked_mm_input: bool,
     /// The hash function of the hashes that name cached blocks.
     pub hash_algorithm: HashAlgorithm,
     /// Whether times and sizes of requests and steps are collected in histograms.
@@ -142,6 +144,7 @@ impl SchedulerConfig {
             max_times_passed: 8,
             max_loras: 0,
             max_multimodal_bytes: 0,
+            disable_chunked_mm_input: false,
             hash_algorithm: HashAlgorithm::default(),
             collect_metrics: true,
         }
@@ -163,6 +166,16 @@ impl SchedulerConfig {
     #[must_use]
     pub fn num_buffer_sets(&self) -> usize {
         self.max_steps_in_flight as usize + 1
+    }
+
+    /// Most tokens that a chunk of a prompt has, whatever else runs.
+    pub(crate) fn longest_sure_chunk(&self) -> u32 {
+        match self.long_prefill_token_threshold {
+            threshold if threshold > 0 && self.enable_chunked_prefill => {
+                threshold.min(self.max_num_batched_tokens)
+            }
+            _ => self.max_num_batched_tokens,
+        }
     }
 
     /// Whether each sampled row is followed by drafts that only the worker knows: steps overlap, and the scheduler

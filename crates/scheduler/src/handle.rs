@@ -150,6 +150,7 @@ impl EngineHandle {
         let limits = RequestLimits::of(&self.shared.config);
         for request in &requests {
             limits.check(&request.prompt_token_ids, &request.params)?;
+            self.check_inputs(request)?;
             let (beam_width, got) = (request.params.beam_width, requests.len());
             if beam_width > 0 && beam_width != got as i64 {
                 return Err(AddRequestError::WrongNumberOfBeams { beam_width, got });
@@ -181,6 +182,24 @@ impl EngineHandle {
         self.shared.inbox.push(Message::Add { requests: message, since_ns });
         self.wake();
         Ok(())
+    }
+
+    /// Where a multimodal input is computed as a whole: refuse one that never could be.
+    fn check_inputs(&self, request: &NewRequest) -> Result<(), AddRequestError> {
+        let config = &self.shared.config;
+        if !config.disable_chunked_mm_input {
+            return Ok(());
+        }
+        let (most, num_prompt_tokens) = (config.longest_sure_chunk(), request.prompt_token_ids.len());
+        match request.extra_keys.uncomputable(most, num_prompt_tokens) {
+            None => Ok(()),
+            Some(span) => Err(AddRequestError::InputNotWhole {
+                offset: span.offset,
+                length: span.length,
+                most,
+                num_prompt_tokens: num_prompt_tokens as u32,
+            }),
+        }
     }
 
     /// Reserve memory for what the step path will append, so that it allocates nothing later. There is a limit: an

@@ -16,8 +16,9 @@ use std::{
 use common::{Coverage, Random, mix, scheduler, setting};
 use naive::{NaiveConfig, NaiveRequest, NaiveScheduler, NaiveStep, Status};
 use scheduler::{
-    ExtraKeys, NewRequest, PauseState, Payer, PreemptionMode, RequestKey, SamplingParams, Scheduler,
-    SchedulerConfig, SchedulerOutput, SchedulingPolicy, StepRows, TokenRows, egress::Consumer, monotonic_ns,
+    ExtraKeys, MultimodalSpan, NewRequest, PauseState, Payer, PreemptionMode, RequestKey, SamplingParams,
+    Scheduler, SchedulerConfig, SchedulerOutput, SchedulingPolicy, StepRows, TokenRows, egress::Consumer,
+    monotonic_ns,
 };
 
 struct World {
@@ -40,6 +41,8 @@ struct World {
     patience: Random,
     /// Likewise: who may run.
     pauses: Random,
+    /// Likewise: which prompts have multimodal inputs.
+    images: Random,
     ids: Vec<String>,
     coverage: Coverage,
 }
@@ -104,9 +107,33 @@ fn payer(money: &mut Random) -> Payer {
     Payer { tenant, user: money.between(0, 2).into(), weight }
 }
 
-fn extra_keys(salt: &[u8]) -> ExtraKeys {
+fn extra_keys(salt: &[u8], inputs: &[(usize, usize)]) -> ExtraKeys {
     let salt = std::str::from_utf8(salt).expect("a word");
-    ExtraKeys::new(None, Some(salt).filter(|salt| !salt.is_empty()), Vec::new())
+    let span = |&(offset, length): &(usize, usize)| MultimodalSpan {
+        offset: offset as u32,
+        length: length as u32,
+        digest: Box::new([length as u8]),
+        ..MultimodalSpan::default()
+    };
+    ExtraKeys::new(None, Some(salt).filter(|salt| !salt.is_empty()), inputs.iter().map(span).collect())
+}
+
+/// The inputs of a prompt, one of two sets, so that prompts which begin alike share them; what does not fit is refused when it
+/// is handed in.
+fn inputs_of(images: &mut Random, num_prompt: usize) -> Vec<(usize, usize)> {
+    if !images.chance(50) {
+        return Vec::new();
+    }
+    let mut set = Random(mix(images.between(1, 2).into()));
+    let (mut inputs, mut place) = (Vec::new(), 0);
+    loop {
+        let start = place + set.between(0, 3) as usize;
+        place = start + set.between(2, 8) as usize;
+        if place >= num_prompt {
+            return inputs;
+        }
+        inputs.push((start, place - start));
+    }
 }
 
 impl World {
@@ -129,6 +156,8 @@ impl World {
             // Never over while the test runs: time is what the test says.
             config.queue_timeout = Duration::from_secs(3600);
         }
+        let mut images = Random(mix(seed ^ 0x1A6E5));
+        config.disable_chunked_mm_input = images.chance(50);
         let mut real = scheduler(&config, config.num_buffer_sets());
         Self {
             outputs: real.take_consumer().expect("taken once"),
@@ -144,6 +173,7 @@ impl World {
             money: Random(mix(seed ^ 0xFA18)),
             patience: Random(mix(seed ^ 0x4E1D)),
             pauses: Random(mix(seed ^ 0x9A05E)),
+            images,
             ids: Vec::new(),
             coverage: Coverage::default(),
         }
@@ -170,6 +200,7 @@ impl World {
         let parent = parent.and_then(|id| self.naive.by_id(&id)).map(|parent| &parent.new);
         let random = &mut self.random;
         let mut salt = if random.chance(20) { b"salt".to_vec() } else { Vec::new() };
+        let mut inputs = inputs_of(&mut self.images, prompt.len());
         let id = self.num_added.to_string();
         self.num_added += 1;
         let params = SamplingParams {
@@ -181,7 +212,7 @@ impl World {
         let mut new = NewRequest {
             priority: random.between(0, 2) as i32,
             payer: payer(&mut self.money),
-            extra_keys: extra_keys(&salt),
+            extra_keys: extra_keys(&salt, &inputs),
             skip_reading_prefix_cache: random.chance(5),
             waits_for_grammar: random.chance(5),
             ..NewRequest::new(self.real.handle().new_key(), &id, prompt, params)
@@ -190,12 +221,13 @@ impl World {
             new.fork_from = Some(self.keys[&parent.id]);
             if !random.chance(20) {
                 salt.clone_from(&parent.extra_keys);
-                new.extra_keys = extra_keys(&salt);
             }
             // It may want less than all that there is.
             let length = parent.prompt.len() as u32;
-            let length = if random.chance(30) { random.between(1, length) } else { length };
-            new.prompt_token_ids = parent.prompt[..length as usize].to_vec();
+            let length = if random.chance(30) { random.between(1, length) } else { length } as usize;
+            new.prompt_token_ids = parent.prompt[..length].to_vec();
+            inputs = parent.inputs.iter().copied().filter(|(offset, len)| offset + len < length).collect();
+            new.extra_keys = extra_keys(&salt, &inputs);
         }
         let same = NaiveRequest {
             id: id.clone(),
@@ -206,6 +238,7 @@ impl World {
             priority: new.priority,
             payer: new.payer,
             extra_keys: salt,
+            inputs,
             skip_reading_prefix_cache: new.skip_reading_prefix_cache,
             needs_grammar: new.waits_for_grammar,
             fork_from: parent.map(|parent| parent.id.clone()),
@@ -443,10 +476,11 @@ impl World {
 
     fn check_prefix(&mut self) {
         let prompt = self.prompt();
+        let inputs = inputs_of(&mut self.images, prompt.len());
         for salt in [b"".as_slice(), b"salt"] {
-            let hit = self.real.prefix_hit_length(&prompt, &extra_keys(salt)) as usize;
+            let hit = self.real.prefix_hit_length(&prompt, &extra_keys(salt, &inputs)) as usize;
             let expected = if self.config.enable_prefix_caching {
-                self.naive.prefix_hit_length(&prompt, salt)
+                self.naive.prefix_hit_length(&prompt, salt, &inputs)
             } else {
                 0
             };
@@ -551,6 +585,9 @@ fn every_step_equals_the_naive_one() {
         ("withheld", 500),
         ("forced", 100),
         ("forced in a step", 500),
+        ("chunks that end before an input", 100),
+        ("inputs that wait for a step with room", 15),
+        ("chunks that begin within an input", 4),
     ] {
         let met = total.0.get(what).copied().unwrap_or(0);
         assert!(met >= least, "the runs hardly ever met {what}: {met}");

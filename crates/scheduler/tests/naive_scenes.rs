@@ -109,13 +109,13 @@ fn what_becomes_known_in_flight_is_found_when_the_next_block_is_taken() {
     update(&mut scheduler, &first);
     let prompt = [&request("a", 3, 9).prompt[..], &[7, 7]].concat();
     assert_eq!(
-        scheduler.prefix_hit_length(&prompt, b""),
+        scheduler.prefix_hit_length(&prompt, b"", &[]),
         0,
         "its last token was unknown when it was scheduled"
     );
     let third = scheduler.schedule().expect("work");
     assert_eq!(rows(&third), [("a", 1, 4)]);
-    assert_eq!(scheduler.prefix_hit_length(&prompt, b""), 4);
+    assert_eq!(scheduler.prefix_hit_length(&prompt, b"", &[]), 4);
     update(&mut scheduler, &second);
     update(&mut scheduler, &third);
 }
@@ -177,9 +177,9 @@ fn a_failed_step_takes_those_behind_it_along() {
     scheduler.add(request("b", 9, 9));
     scheduler.schedule().expect("work");
     scheduler.add(request("c", 9, 9));
-    assert_eq!(scheduler.prefix_hit_length(&a.prompt, b""), 8);
+    assert_eq!(scheduler.prefix_hit_length(&a.prompt, b"", &[]), 8);
     scheduler.fail(first.number);
-    assert_eq!(scheduler.prefix_hit_length(&a.prompt, b""), 0);
+    assert_eq!(scheduler.prefix_hit_length(&a.prompt, b"", &[]), 0);
     assert_eq!(scheduler.free_order().len(), 15);
     assert_eq!(rows(&scheduler.schedule().expect("work")), [("c", 9, 0)]);
 }
@@ -436,9 +436,9 @@ fn a_block_that_a_step_in_flight_fills_for_a_victim_is_found() {
     let third = scheduler.schedule().expect("work");
     assert_eq!((rows(&third), third.preempted.as_slice()), (vec![("w", 1, 4)], &["v".into()][..]));
     let tokens = [&victim.prompt[..], &[7, 7]].concat();
-    assert_eq!((scheduler.num_taken_out, scheduler.prefix_hit_length(&tokens, b"")), (1, 4));
+    assert_eq!((scheduler.num_taken_out, scheduler.prefix_hit_length(&tokens, b"", &[])), (1, 4));
     scheduler.fail(second.number);
-    assert_eq!(scheduler.prefix_hit_length(&tokens, b""), 0);
+    assert_eq!(scheduler.prefix_hit_length(&tokens, b"", &[]), 0);
 }
 
 #[test]

@@ -203,6 +203,7 @@ class SchedulerConfig:
         max_times_passed: int = 8,
         max_loras: int = 0,
         max_multimodal_bytes: int = 0,
+        disable_chunked_mm_input: bool = False,
         hash_algorithm: Literal["siphash13", "sha256"] = "siphash13",
         collect_metrics: bool = True,
     ) -> Self:
@@ -232,6 +233,7 @@ class SchedulerConfig:
     max_times_passed: int
     max_loras: int
     max_multimodal_bytes: int
+    disable_chunked_mm_input: bool
     hash_algorithm: Literal["siphash13", "sha256"]
     collect_metrics: bool
     """Whether times and sizes of requests and steps are counted."""

@@ -30,11 +30,13 @@ class CpuAttention:
         block_table: npt.NDArray[np.int32],
         slot_mapping: npt.NDArray[np.int32],
         table_rows: npt.NDArray[np.int32] | None = None,
+        visible: npt.NDArray[np.int32] | None = None,
     ) -> CpuAttentionPlan:
         """Check and copy a step: arrays as in ``AttentionMetadata``, on the host.
 
         With ``table_rows`` the block table has rows of other requests, too, and is contiguous. ``slot_mapping`` may
-        have more tokens than the requests: padding. Raises ``TypeError`` for another dtype, ``ValueError`` naming the
+        have more tokens than the requests: padding. ``visible`` says how many tokens of its sequence each token sees;
+        None: those up to itself. Raises ``TypeError`` for another dtype, ``ValueError`` naming the
         value and the limit.
         """
 

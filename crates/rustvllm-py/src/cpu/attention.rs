@@ -46,7 +46,7 @@ impl CpuAttention {
         Kernel::best(head_dim).name()
     }
 
-    #[pyo3(signature = (block_size, query_start_loc, seq_lens, block_table, slot_mapping, table_rows=None))]
+    #[pyo3(signature = (block_size, query_start_loc, seq_lens, block_table, slot_mapping, table_rows=None, visible=None))]
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
     fn plan(
         &self,
@@ -57,6 +57,7 @@ impl CpuAttention {
         block_table: &Bound<'_, PyAny>,
         slot_mapping: &Bound<'_, PyAny>,
         table_rows: Option<&Bound<'_, PyAny>>,
+        visible: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<CpuAttentionPlan> {
         let query_start_loc = int32_array("query_start_loc", query_start_loc, 1)?;
         let seq_lens = int32_array("seq_lens", seq_lens, 1)?;
@@ -84,6 +85,11 @@ impl CpuAttention {
             rows.map(|rows| (num_rows, rows)),
             &slot_mapping.to_vec(py)?,
         );
+        let visible = visible.map(|ends| int32_array("visible", ends, 1)?.to_vec(py)).transpose()?;
+        let batch = match visible {
+            Some(visible) => batch.and_then(|batch| batch.seeing(&visible)),
+            None => batch,
+        };
         let batch = batch.map_err(|error: BatchError| PyValueError::new_err(error.to_string()))?;
         Ok(CpuAttentionPlan { batch, threads: Arc::clone(&self.threads) })
     }

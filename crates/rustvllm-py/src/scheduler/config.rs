@@ -35,7 +35,8 @@ impl PySchedulerConfig {
         scheduling_policy="fcfs", watermark=0.0, max_num_queued_reqs=65536,
         max_num_queued_tokens=0, queue_timeout=0.0, max_steps_in_flight=1, pipeline_stages=1,
         num_speculative_tokens=0, drafter=None, preemption_mode="recompute", num_cpu_blocks=0, preemption_immunity_steps=8,
-        max_look_past=0, max_times_passed=8, max_loras=0, max_multimodal_bytes=0, hash_algorithm="siphash13", collect_metrics=true))]
+        max_look_past=0, max_times_passed=8, max_loras=0, max_multimodal_bytes=0, disable_chunked_mm_input=false,
+        hash_algorithm="siphash13", collect_metrics=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only in Python")]
     fn new(
         num_blocks: u32,
@@ -62,6 +63,7 @@ impl PySchedulerConfig {
         max_times_passed: u32,
         max_loras: u32,
         max_multimodal_bytes: u32,
+        disable_chunked_mm_input: bool,
         hash_algorithm: &str,
         collect_metrics: bool,
     ) -> PyResult<Self> {
@@ -112,6 +114,7 @@ impl PySchedulerConfig {
             max_times_passed,
             max_loras,
             max_multimodal_bytes,
+            disable_chunked_mm_input,
             hash_algorithm,
             collect_metrics,
         };
@@ -231,6 +234,11 @@ impl PySchedulerConfig {
     #[getter]
     fn max_multimodal_bytes(&self) -> u32 {
         self.inner.max_multimodal_bytes
+    }
+
+    #[getter]
+    fn disable_chunked_mm_input(&self) -> bool {
+        self.inner.disable_chunked_mm_input
     }
 
     #[getter]

@@ -23,6 +23,11 @@ pub struct MultimodalSpan {
 }
 
 impl MultimodalSpan {
+    /// Position behind its last token.
+    pub(crate) fn end(&self) -> u64 {
+        u64::from(self.offset) + u64::from(self.length)
+    }
+
     /// What tells spans apart: the digest stands for the content.
     fn name(&self) -> (u32, u32, &[u8]) {
         (self.offset, self.length, &self.digest)
@@ -100,6 +105,24 @@ impl ExtraKeys {
         &self.multimodal
     }
 
+    /// Where a chunk of a prompt ends that begins at `start` and could go up to `end`, so that it cuts no input: before one
+    /// that does not fit, and where it began if that is within this input.
+    pub(crate) fn end_of_chunk(&self, start: u32, end: u32) -> u32 {
+        let cut = self.multimodal.iter().find(|span| span.offset < end && u64::from(end) < span.end());
+        cut.map_or(end, |span| span.offset.max(start))
+    }
+
+    /// The first input that cannot be computed in one step of at most `most` tokens, or that is not followed by another token
+    /// of the prompt, which forks of a request compute apart; or that begins within another.
+    pub(crate) fn uncomputable(&self, most: u32, num_prompt_tokens: usize) -> Option<&MultimodalSpan> {
+        let mut free_from = 0;
+        self.multimodal.iter().find(|span| {
+            let overlaps = u64::from(span.offset) < free_from;
+            free_from = span.end();
+            overlaps || span.length > most || span.end() >= num_prompt_tokens as u64
+        })
+    }
+
     /// Write the keys of the block at positions `start .. start + block_size` to `encoded`, replacing its content.
     pub(crate) fn of_block(&self, start: u32, block_size: u32, encoded: &mut Vec<u8>) {
         encoded.clear();
@@ -107,7 +130,7 @@ impl ExtraKeys {
             encoded.extend_from_slice(&self.first_block);
         }
         for span in &self.multimodal {
-            let (first, end) = (u64::from(span.offset), u64::from(span.offset) + u64::from(span.length));
+            let (first, end) = (u64::from(span.offset), span.end());
             if first < u64::from(start) + u64::from(block_size) && u64::from(start) < end {
                 // The block's offset within the input: the same input at another offset is other content.
                 encode(encoded, MULTIMODAL, &span.digest);

@@ -45,6 +45,20 @@ pub enum AddRequestError {
         /// Budget of a step.
         max_num_batched_tokens: u32,
     },
+    /// A multimodal input that no step can compute as a whole.
+    #[error(
+        "the multimodal input of {length} tokens at position {offset} cannot be computed in one step: it may have at most {most} tokens (max_num_batched_tokens, long_prefill_token_threshold), none of another input, and the prompt of {num_prompt_tokens} tokens must go on behind it"
+    )]
+    InputNotWhole {
+        /// Position of its first token.
+        offset: u32,
+        /// Tokens.
+        length: u32,
+        /// Most tokens.
+        most: u32,
+        /// Prompt.
+        num_prompt_tokens: u32,
+    },
     /// More stop ids than a row can mask.
     #[error("stop_token_ids has {got} entries; the limit is {MAX_STOP_TOKEN_IDS}")]
     TooManyStopTokenIds {

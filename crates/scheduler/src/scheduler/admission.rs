@@ -152,7 +152,10 @@ impl Scheduler {
         } else {
             wanted
         };
-        let num_tokens = self.clip(prefill, budget);
+        let num_tokens = self.clip(request, candidate.num_computed_tokens, prefill, budget);
+        if num_tokens == 0 {
+            return None; // a multimodal input waits for a step that has room for all of it
+        }
         // Without chunked prefill a prompt runs in one step. Only a request that its own output has made longer than
         // the budget is resumed in chunks after a preemption.
         let may_chunk = self.config.enable_chunked_prefill || wanted > self.config.max_num_batched_tokens;

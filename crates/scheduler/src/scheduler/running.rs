@@ -53,7 +53,8 @@ impl Scheduler {
         if self.config.is_pipeline() && request.num_output_placeholders() > 0 {
             return Turn::Served; // it waits for its token, so that others have a step of their own
         }
-        let num_tokens = self.clip(request.num_wanted_tokens(), *budget);
+        let num_tokens =
+            self.clip(request, request.num_computed_tokens, request.num_wanted_tokens(), *budget);
         if num_tokens == 0 {
             return Turn::Served;
         }
@@ -110,13 +111,18 @@ impl Scheduler {
         turn
     }
 
-    /// How many of `wanted` tokens one request may run. The long-prefill threshold applies only if there are other
-    /// requests and prompts may be split.
-    pub(crate) fn clip(&self, wanted: u32, budget: u32) -> u32 {
+    /// How many of `wanted` tokens one request may run from `start` on. The long-prefill threshold applies only if there are
+    /// other requests and prompts may be split. If multimodal inputs are not to be split, 0 means that one needs more of a
+    /// step than is left.
+    pub(crate) fn clip(&self, request: &Request, start: u32, wanted: u32, budget: u32) -> u32 {
         let threshold = self.config.long_prefill_token_threshold;
         let may_cut = self.config.enable_chunked_prefill && self.num_unfinished_requests() > 1;
         let wanted = if threshold > 0 && may_cut { wanted.min(threshold) } else { wanted };
-        wanted.min(budget)
+        let num_tokens = wanted.min(budget);
+        if !self.config.disable_chunked_mm_input {
+            return num_tokens;
+        }
+        request.cold.extra_keys.end_of_chunk(start, start + num_tokens) - start
     }
 }
 

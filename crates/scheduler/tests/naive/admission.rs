@@ -98,7 +98,11 @@ impl NaiveScheduler {
         let wanted = request.tokens.len() - num_computed_tokens;
         let is_prompt = request.tokens.len() == request.new.prompt.len();
         let stops_for_children = self.num_fork_children(arrival) > 0 && is_prompt && wanted > 1;
-        let num_tokens = self.clip(wanted - usize::from(stops_for_children), plan);
+        let wanted_now = wanted - usize::from(stops_for_children);
+        let num_tokens = self.clip(arrival, num_computed_tokens, wanted_now, plan);
+        if num_tokens == 0 {
+            return false;
+        }
         // Without chunks a prompt runs whole; what outgrew every budget by its output is resumed in chunks.
         let outgrew = wanted > config.max_num_batched_tokens();
         if !config.base.enable_chunked_prefill && wanted > self.budget_left(plan) && !outgrew {
@@ -191,7 +195,12 @@ impl NaiveScheduler {
         }
         let mut shared = Vec::new();
         if self.config.base.enable_prefix_caching && !request.new.skip_reading_prefix_cache {
-            shared = self.pool.longest_prefix(&request.new.extra_keys, &request.tokens, block_size);
+            shared = self.pool.longest_prefix(
+                &request.new.extra_keys,
+                &request.new.inputs,
+                &request.tokens,
+                block_size,
+            );
         }
         if request.status == Status::Swapped {
             // What is on the CPU says how far it was; only copies are saved.
@@ -227,7 +236,7 @@ impl NaiveScheduler {
         let (new, parent) = (&self.requests[&child].new, &self.requests[&parent]);
         let num_common = new.prompt.len() - 1;
         let helps = num_common > 0
-            && new.extra_keys == parent.new.extra_keys
+            && (&new.extra_keys, &new.inputs) == (&parent.new.extra_keys, &parent.new.inputs)
             && parent.tokens.starts_with(&new.prompt[..num_common]);
         let parent = parent.arrival;
         self.request(child).parent = Some(parent).filter(|_| helps);

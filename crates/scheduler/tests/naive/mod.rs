@@ -11,6 +11,7 @@
 //! | `admission.rs` | the walk over the queue: prefix hits, swap-in, fork |
 //! | `fair.rs` | whose turn it is under FAIR |
 //! | `intake.rs` | what is handed in, and aborted |
+//! | `inputs.rs` | multimodal inputs, which may have to be computed in one step |
 //! | `held.rs` | who is held back, and whose token is withheld |
 //! | `preemption.rs` | who gives way, and how: recompute or swap |
 //! | `update.rs` | what tokens, failures and ends change |
@@ -20,6 +21,7 @@
 mod admission;
 mod fair;
 mod held;
+mod inputs;
 mod intake;
 mod pool;
 mod preemption;
@@ -29,6 +31,7 @@ mod update;
 use std::{cmp::Reverse, collections::HashMap};
 
 use fair::{Fairness, Standing};
+use inputs::{Cuts, Input};
 use pool::NaivePool;
 use scheduler::{
     PauseState, Payer, PreemptionMode, RequestStatus, SchedulerConfig, SchedulingPolicy, StepBuffers,
@@ -101,6 +104,8 @@ pub struct NaiveRequest {
     pub priority: i32,
     pub payer: Payer,
     pub extra_keys: Vec<u8>,
+    /// In the order of their positions; apart from these, two are the same.
+    pub inputs: Vec<Input>,
     pub skip_reading_prefix_cache: bool,
     /// Waits until `grammar_is_ready`.
     pub needs_grammar: bool,
@@ -291,6 +296,7 @@ pub struct NaiveScheduler {
     pub num_overtaken: usize,
     /// Under FAIR, admissions at a turn that another request of the tenant brought.
     pub num_turns_of_others: usize,
+    pub cuts: Cuts,
     /// Who may run.
     pub pause_state: PauseState,
     fairness: Fairness,
@@ -321,6 +327,7 @@ impl NaiveScheduler {
             num_unasked: 0,
             num_overtaken: 0,
             num_turns_of_others: 0,
+            cuts: Cuts::default(),
             pause_state: PauseState::Unpaused,
             fairness: Fairness::default(),
         }
@@ -415,8 +422,8 @@ impl NaiveScheduler {
         &self.by_id(id).expect("a live request").blocks
     }
 
-    pub fn prefix_hit_length(&self, tokens: &[i32], extra_keys: &[u8]) -> usize {
-        self.pool.longest_prefix(extra_keys, tokens, self.config.block_size()).len()
+    pub fn prefix_hit_length(&self, tokens: &[i32], extra_keys: &[u8], inputs: &[Input]) -> usize {
+        self.pool.longest_prefix(extra_keys, inputs, tokens, self.config.block_size()).len()
             * self.config.block_size()
     }
 
@@ -447,7 +454,7 @@ impl NaiveScheduler {
     }
 
     /// What it met, by the name of the case, and how often.
-    pub fn met(&self) -> [(&'static str, usize); 10] {
+    pub fn met(&self) -> [(&'static str, usize); 13] {
         [
             ("victims taken out of the step", self.num_taken_out),
             ("registrations they took along", self.num_withdrawn),
@@ -459,6 +466,9 @@ impl NaiveScheduler {
             ("admissions without a look-up", self.num_unasked),
             ("overtaken by who came first", self.num_overtaken),
             ("turns of others", self.num_turns_of_others),
+            ("chunks that end before an input", self.cuts.num_shorter.get()),
+            ("inputs that wait for a step with room", self.cuts.num_waiting.get()),
+            ("chunks that begin within an input", self.cuts.num_begun_within.get()),
         ]
     }
 
@@ -511,14 +521,14 @@ impl NaiveScheduler {
         self.config.max_num_batched_tokens() - planned
     }
 
-    /// How many of `wanted` tokens a request may run: the threshold counts only with other requests, and only where
-    /// prompts may be cut.
-    fn clip(&self, wanted: usize, plan: &Step) -> usize {
+    /// How many of `wanted` tokens a request may run from `start` on: the threshold counts only with other requests, and
+    /// only where prompts may be cut.
+    fn clip(&self, arrival: u64, start: usize, wanted: usize, plan: &Step) -> usize {
         let base = &self.config.base;
         let threshold = base.long_prefill_token_threshold as usize;
         let cuts = threshold > 0 && base.enable_chunked_prefill && self.requests.len() > 1;
         let limit = if cuts { threshold } else { usize::MAX };
-        wanted.min(limit).min(self.budget_left(plan))
+        self.without_cutting(arrival, start, wanted.min(limit).min(self.budget_left(plan)))
     }
 
     fn num_blocks_for(&self, num_tokens: usize) -> usize {
@@ -534,7 +544,13 @@ impl NaiveScheduler {
         let request = self.requests.get_mut(&arrival).expect("a live request");
         for index in request.num_offered_blocks..num_tokens / block_size {
             let prefix = &request.tokens[..(index + 1) * block_size];
-            self.pool.register(request.blocks[index], &request.new.extra_keys, prefix, step);
+            self.pool.register(
+                request.blocks[index],
+                &request.new.extra_keys,
+                &request.new.inputs,
+                prefix,
+                step,
+            );
         }
         request.num_offered_blocks = request.num_offered_blocks.max(num_tokens / block_size);
     }

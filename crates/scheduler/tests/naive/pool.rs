@@ -1,11 +1,15 @@
 //! The blocks as plainly as they can be written: a list of free ones, and what each one holds, spelled out.
 //!
-//! There are no hashes: a block is found by comparing all tokens up to its end, and the extra keys.
+//! There are no hashes: a block is found by comparing all tokens up to its end, the extra keys, and the inputs that begin
+//! before its end.
+
+use super::inputs::{Input, inputs_before};
 
 /// What a findable block holds.
 #[derive(Clone, Debug)]
 pub struct Content {
     pub extra_keys: Vec<u8>,
+    pub inputs: Vec<Input>,
     /// Every token from the start of the sequence to the end of the block.
     pub prefix: Vec<i32>,
     /// The step that the registration belongs to.
@@ -63,8 +67,11 @@ impl NaivePool {
         }
     }
 
-    pub fn find(&self, extra_keys: &[u8], prefix: &[i32]) -> Option<u32> {
-        let holds = |content: &Content| content.extra_keys == extra_keys && content.prefix == prefix;
+    pub fn find(&self, extra_keys: &[u8], inputs: &[Input], prefix: &[i32]) -> Option<u32> {
+        let inputs = inputs_before(inputs, prefix.len());
+        let holds = |content: &Content| {
+            content.extra_keys == extra_keys && content.inputs == inputs && content.prefix == prefix
+        };
         let found = self.contents.iter().enumerate().filter_map(|(block, content)| {
             content.as_ref().filter(|content| holds(content)).map(|content| (content.number, block as u32))
         });
@@ -72,17 +79,24 @@ impl NaivePool {
     }
 
     /// Blocks of the longest findable beginning of `tokens`; the last token is never part of it.
-    pub fn longest_prefix(&self, extra_keys: &[u8], tokens: &[i32], block_size: usize) -> Vec<u32> {
+    pub fn longest_prefix(
+        &self,
+        extra_keys: &[u8],
+        inputs: &[Input],
+        tokens: &[i32],
+        block_size: usize,
+    ) -> Vec<u32> {
         (1..=(tokens.len().max(1) - 1) / block_size)
-            .map_while(|blocks| self.find(extra_keys, &tokens[..blocks * block_size]))
+            .map_while(|blocks| self.find(extra_keys, inputs, &tokens[..blocks * block_size]))
             .collect()
     }
 
-    pub fn register(&mut self, block: u32, extra_keys: &[u8], prefix: &[i32], step: u64) {
+    pub fn register(&mut self, block: u32, extra_keys: &[u8], inputs: &[Input], prefix: &[i32], step: u64) {
         assert!(!self.is_free(block), "a free block cannot be registered");
+        let inputs = inputs_before(inputs, prefix.len());
         if let Some(content) = &self.contents[block as usize] {
             assert!(
-                content.prefix == prefix && content.extra_keys == extra_keys,
+                content.prefix == prefix && content.extra_keys == extra_keys && content.inputs == inputs,
                 "registered as something else"
             );
             return;
@@ -90,7 +104,7 @@ impl NaivePool {
         let number = self.num_registrations;
         self.num_registrations += 1;
         let (extra_keys, prefix) = (extra_keys.to_vec(), prefix.to_vec());
-        self.contents[block as usize] = Some(Content { extra_keys, prefix, step, number });
+        self.contents[block as usize] = Some(Content { extra_keys, inputs, prefix, step, number });
     }
 
     /// Undo a registration; a free block moves to where uncached ones are.

@@ -57,7 +57,8 @@ impl NaiveScheduler {
         // The last token of a prompt that is to be forked is computed together with the children's.
         let shared = request.new.prompt.len() - 1;
         let stops_for_children = self.num_fork_children(arrival) > 0 && computed < shared;
-        self.clip(if stops_for_children { wanted.min(shared - computed) } else { wanted }, plan)
+        let wanted = if stops_for_children { wanted.min(shared - computed) } else { wanted };
+        self.clip(arrival, computed, wanted, plan)
     }
 
     fn num_missing_blocks(&self, arrival: u64, num_tokens: usize) -> usize {

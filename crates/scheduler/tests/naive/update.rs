@@ -81,7 +81,7 @@ impl NaiveScheduler {
             let block_size = self.config.block_size();
             for num_blocks in (1..=request.tokens.len() / block_size).rev() {
                 let prefix = &request.tokens[..num_blocks * block_size];
-                while let Some(block) = self.pool.find(&request.new.extra_keys, prefix) {
+                while let Some(block) = self.pool.find(&request.new.extra_keys, &request.new.inputs, prefix) {
                     self.pool.forget(block);
                 }
             }

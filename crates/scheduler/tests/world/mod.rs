@@ -128,6 +128,7 @@ fn config_of(seed: u64, random: &mut Random) -> SchedulerConfig {
         max_times_passed: random.between(0, 4),
         max_loras: seed as u32 % 3,
         max_multimodal_bytes: 0,
+        disable_chunked_mm_input: false,
         hash_algorithm: kvblocks::HashAlgorithm::SipHash13,
         max_num_queued_tokens: 0,
         queue_timeout: Duration::ZERO,
