@@ -36,6 +36,11 @@ QWEN_PROCESSOR = {
     "temporal_patch_size": 2, "size": {"shortest_edge": 640, "longest_edge": 1600}, "do_rescale": True,
     "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": MEAN, "image_std": STD, "do_convert_rgb": True,
 }  # fmt: skip
+GEMMA_PROCESSOR = {
+    "image_processor_type": "Gemma3ImageProcessor", "do_resize": True, "size": {"height": 32, "width": 32},
+    "resample": 2, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3, "do_convert_rgb": None, "do_pan_and_scan": None, "image_seq_length": 16,
+}  # fmt: skip
 PATCHES = {"depth": 3, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
 QWEN_TOWERS = {
     "qwen2-vl": {**PATCHES, "embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2},
@@ -49,7 +54,7 @@ QWEN_TOWERS = {
     },
 }  # fmt: skip
 GRIDS = tuple(QWEN_TOWERS)
-KINDS = ("llava", "llava-mistral", "llava-siglip", "idefics3", "smolvlm", *GRIDS)
+KINDS = ("llava", "llava-mistral", "llava-siglip", "idefics3", "smolvlm", *GRIDS, "gemma3")
 
 
 def write(folder, kind, *, seed=0):
@@ -57,7 +62,7 @@ def write(folder, kind, *, seed=0):
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
-    tokens = _write_tokenizer(folder)
+    tokens = _write_tokenizer(folder, merges_line_breaks=kind == "gemma3")
     if kind.startswith("llava"):
         tower = {**TOWER, "model_type": "clip_vision_model", "image_size": 28, "patch_size": 7, "projection_dim": 16}
         text = {**TEXT, "model_type": "llama"}
@@ -86,6 +91,18 @@ def write(folder, kind, *, seed=0):
         )  # fmt: skip
         model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
         processor = dict(QWEN_PROCESSOR)
+    elif kind == "gemma3":
+        text = {
+            **TEXT, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        }  # fmt: skip
+        tower = {**TOWER, "model_type": "siglip_vision_model", "image_size": 32, "patch_size": 4}
+        config = transformers.Gemma3Config(
+            text_config=text, vision_config=tower, mm_tokens_per_image=16, boi_token_index=tokens[IMAGE],
+            image_token_index=tokens[FAKE], eoi_token_index=tokens[WHOLE], pad_token_id=0,
+        )  # fmt: skip
+        model = transformers.Gemma3ForConditionalGeneration(config)
+        processor = dict(GEMMA_PROCESSOR)
     else:
         name = "SmolVLM" if kind == "smolvlm" else "Idefics3"
         tower = {**TOWER, "image_size": 32, "patch_size": 4}
@@ -116,12 +133,15 @@ def _scale_weights(model):
             parameter.normal_(std=(0.75 if is_projector else 1.6) * parameter[0].numel() ** -0.5)
 
 
-def _write_tokenizer(folder):
-    """Bytes and the marks of images; returns the ids of the marks."""
+def _write_tokenizer(folder, *, merges_line_breaks=False):
+    """Bytes and the marks of images, and up to four line breaks as one token; returns the ids of the marks."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[]))
+    merges = [("\u010a", "\u010a"), ("\u010a\u010a", "\u010a"), ("\u010a\u010a", "\u010a\u010a")]
+    merges = merges if merges_line_breaks else []
+    tokens = [*letters, *("".join(pair) for pair in merges)]
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     marks = [IMAGE, FAKE, WHOLE, *(f"<row_{row}_col_{col}>" for row in range(1, 4) for col in range(1, 4))]
@@ -151,6 +171,12 @@ def processor_of(folder):
     )
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     config = json.loads((folder / "config.json").read_text())
+    if config["model_type"] == "gemma3":
+        marks = {"boi_token": IMAGE, "image_token": FAKE, "eoi_token": WHOLE}
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_file=str(folder / "tokenizer.json"), extra_special_tokens=marks
+        )
+        return transformers.Gemma3Processor(processor, tokenizer, image_seq_length=config["mm_tokens_per_image"])
     tower = config["vision_config"]
     if "Qwen" in name:
         return GridProcessor(processor, tokenizer)
@@ -189,6 +215,9 @@ def greedy(model, processor, text, images, count):
     names = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
     pixels = {name: inputs[name] for name in names if name in inputs}
     kinds = {name: inputs[name] for name in ("mm_token_type_ids",) if "image_grid_thw" in inputs}
+    # Which tokens see those behind them, too.
+    blocks = inputs["token_type_ids"] if images and model.config.model_type == "gemma3" else None
+    kinds |= {} if blocks is None else {"token_type_ids": blocks}
     ids, logprobs, rows, positions, between = prompt, [], None, None, []
     if hasattr(model.model, "get_rope_index"):
         grids = inputs.get("image_grid_thw")
@@ -203,6 +232,8 @@ def greedy(model, processor, text, images, count):
         if rows is not None:  # the placeholder may also be generated, and is a token like any other then
             embeddings[0, : prompt.shape[1]][prompt[0] == model.config.image_token_id] = rows
         own = {} if positions is None else {"position_ids": positions}
+        if blocks is not None:
+            own["token_type_ids"] = torch.cat([blocks, blocks.new_zeros(1, step)], dim=1)
         if between:
             is_image = torch.zeros_like(ids, dtype=torch.bool)
             is_image[0, : prompt.shape[1]] = prompt[0] == model.config.image_token_id

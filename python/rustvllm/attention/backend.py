@@ -29,6 +29,8 @@ class AttentionPlan(Protocol):
     ) -> Tensor:
         """Write the new keys and values to the cache, then attend causally over everything in it.
 
+        ``AttentionMetadata.visible`` may let a query also see keys behind it, up to the last of an image.
+
         A score is ``query · key · scale``; then the soft cap, ALiBi and the mask are applied in this order. The softmax
         over a query's scores weights the values.
 
@@ -42,7 +44,8 @@ class AttentionPlan(Protocol):
             kv_cache: This layer's ``[2, num_blocks, block_size, num_kv_heads, head_dim]``.
             scale: Factor on the products of queries and keys.
             sliding_window: A query at position ``p`` sees the keys at ``p − sliding_window + 1 … p``, so with 1 it sees
-                only itself; None: all up to ``p``. Older keys stay in the cache.
+                only itself; None: all up to ``p``. Older keys stay in the cache. Keys behind ``p`` that the query sees
+                do not count.
             soft_cap: Replaces a scaled product ``s`` by ``soft_cap · tanh(s / soft_cap)``; None disables this.
             alibi_slopes: One per query head; ``slope · (key position − query position)`` is added to each score. None
                 or empty disables this.

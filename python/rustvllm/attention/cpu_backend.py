@@ -36,7 +36,7 @@ class CPUAttentionBackend:
         """Check the step, once for all layers; see ``AttentionBackend.plan``.
 
         Raises:
-            ValueError: A block, slot or length is invalid.
+            ValueError: A block, slot, length or number of visible tokens is invalid.
         """
         rows = metadata.table_rows
         return CPUAttentionPlan(
@@ -47,6 +47,7 @@ class CPUAttentionBackend:
                 metadata.block_table.numpy(),
                 metadata.slot_mapping.numpy(),
                 None if rows is None else rows.numpy(),
+                metadata.visible,
             )
         )
 

@@ -67,6 +67,8 @@ class AttentionMetadata:
             it; None if the rows are those of the requests, in order.
         stage: Sends an array that a plan computes on the host to the device, together with the rest of the step; None
             if the step has been sent already.
+        visible: int32 ``[num_tokens]`` on the host: how many tokens of its sequence each token sees, its own position
+            + 1 or more; in a request it does not decrease. None: each token sees those up to itself.
         on_device: ``query_start_loc`` and ``seq_lens`` on the device; None if they are only on the host.
     """
 
@@ -79,3 +81,27 @@ class AttentionMetadata:
     table_rows: Tensor | None = None
     on_device: tuple[Tensor, Tensor] | None = None
     stage: Callable[[npt.NDArray[np.int32]], Tensor] | None = None
+    visible: npt.NDArray[np.int32] | None = None
+
+
+def visible_counts(
+    query_start_loc: npt.NDArray[np.int32],
+    seq_lens: npt.NDArray[np.int32],
+    places: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int32],
+) -> npt.NDArray[np.int32]:
+    """How many tokens of its sequence each token of a step sees: those up to itself, with exceptions.
+
+    Args:
+        query_start_loc: int32 ``[num_reqs + 1]``, as in :class:`AttentionMetadata`.
+        seq_lens: int32 ``[num_reqs]``, likewise.
+        places: int64 ``[n]``, the indices of the tokens that see more.
+        counts: int32 ``[n]``, how many each of these sees.
+
+    Returns:
+        int32 ``[num_tokens]``.
+    """
+    visible = np.arange(1, query_start_loc[-1] + 1, dtype=np.int32)
+    visible += np.repeat(seq_lens - query_start_loc[1:], np.diff(query_start_loc))
+    visible[places] = counts
+    return visible

@@ -72,7 +72,13 @@ class ScoreOptions:
 
 
 def attend_by_scores(
-    query: Tensor, key: Tensor, value: Tensor, query_positions: Tensor, key_positions: Tensor, options: ScoreOptions
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_positions: Tensor,
+    key_positions: Tensor,
+    options: ScoreOptions,
+    visible: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of queries over keys with known positions; computes every score in float32.
 
@@ -85,6 +91,8 @@ def attend_by_scores(
         query_positions: int ``[batch or 1, n]``.
         key_positions: int ``[s]``.
         options: How products become scores.
+        visible: int ``[n]``, the position of the first key behind those that each query sees; None: the one behind its
+            own. With it there is one batch.
 
     Returns:
         Shaped like ``query``.
@@ -97,10 +105,10 @@ def attend_by_scores(
     if options.soft_cap is not None:
         scores = scores.div_(options.soft_cap).tanh_().mul_(options.soft_cap)
     scores = scores.view(batch, num_heads, n, -1)
-    distance = key_positions - query_positions[..., None]  # [B or 1, n, s], at most 0 where visible
+    distance = key_positions - query_positions[..., None]  # [B or 1, n, s]
     if options.alibi_slopes is not None:
         scores.add_(options.alibi_slopes[:, None, None] * distance[:, None])
-    hidden = distance > 0
+    hidden = distance > 0 if visible is None else (key_positions >= visible[:, None])[None]
     if options.sliding_window is not None:
         hidden |= distance <= -options.sliding_window
     scores.masked_fill_(hidden[:, None], -torch.inf)

@@ -3,7 +3,8 @@
 Rows with one new token (decode) are computed together: their keys and values are gathered through the block table into
 padded tensors, a limited number of bytes at a time. Whole prompts are computed together with others of similar length,
 a limited number of bytes at a time; all their keys are in the step, so nothing is gathered. Chunks of prompts are
-computed one request at a time, a limited number of queries at a time.
+computed one request at a time, a limited number of queries at a time; so are prompts with tokens that see keys behind
+them.
 
 Slots that were never written, or that have another request's data, cannot affect a result: for every position beyond
 the end of a sequence a gather reads slot 0 of the null block, which always holds zeros, and the mask drops it. Prompts
@@ -24,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
+from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec, visible_counts
 from rustvllm.attention.scores import ScoreOptions, attend_by_scores
 
 MAX_GATHER_BYTES = 64 << 20
@@ -114,6 +115,7 @@ class _PrefillSpan:
     end: int
     num_computed: int  # tokens of the request that were cached before this step
     slots: Tensor  # int64 [num_computed + end - start]
+    visible: Tensor | None  # int32 [end - start], how many keys each query sees; None: those up to its own
 
 
 class TorchAttentionPlan:
@@ -132,7 +134,7 @@ class TorchAttentionPlan:
         self._prompts: list[_PromptGroup] = []
         self._prefill: list[_PrefillSpan] = []
         if not is_decode.all():
-            is_prompt = ~is_decode & (query_lens == metadata.seq_lens)
+            is_prompt = ~is_decode & (query_lens == metadata.seq_lens) & ~_sees_ahead(metadata)
             self._prompts = _prompt_groups(metadata, backend, np.flatnonzero(is_prompt))
             self._prefill = [_prefill_span(metadata, int(i)) for i in np.flatnonzero(~is_decode & ~is_prompt)]
 
@@ -218,18 +220,22 @@ class TorchAttentionPlan:
         for start in range(span.start, span.end, rows):
             end = min(start + rows, span.end)
             first = span.num_computed + start - span.start  # position of the chunk's first query
-            visible = first + end - start
-            seen = slice(options.first_visible(first), visible)
+            after = first + end - start
+            counts = None if span.visible is None else span.visible[start - span.start : end - span.start]
+            seen = slice(options.first_visible(first), after if counts is None else int(counts[-1]))
             q = query[start:end].transpose(0, 1)[None]
-            key_positions = torch.arange(seen.start, visible, device=query.device)
-            query_positions = torch.arange(first, visible, device=query.device)
+            key_positions = torch.arange(seen.start, seen.stop, device=query.device)
+            query_positions = torch.arange(first, after, device=query.device)
             if options.is_plain:
-                mask = key_positions[None, :] <= query_positions[:, None]  # [n, visible]
+                ends = query_positions + 1 if counts is None else counts
+                mask = key_positions[None, :] < ends[:, None]  # [n, keys]
                 o = F.scaled_dot_product_attention(
                     q, k[:, :, seen], v[:, :, seen], attn_mask=mask, scale=options.scale, enable_gqa=gqa
                 )
             else:
-                o = attend_by_scores(q, k[:, :, seen], v[:, :, seen], query_positions[None], key_positions, options)
+                o = attend_by_scores(
+                    q, k[:, :, seen], v[:, :, seen], query_positions[None], key_positions, options, counts
+                )
             out[start:end] = o[0].transpose(0, 1)
 
     def _attend_prompts(
@@ -327,4 +333,15 @@ def _prefill_span(metadata: AttentionMetadata, row: int) -> _PrefillSpan:
     blocks = metadata.block_table[row, : -(-seq_len // block_size)].to(torch.int64)
     offsets = torch.arange(block_size, device=blocks.device)
     slots = (blocks[:, None] * block_size + offsets).flatten()[:seq_len]
-    return _PrefillSpan(start, end, seq_len - (end - start), slots)
+    visible = None if metadata.visible is None else torch.from_numpy(metadata.visible[start:end]).to(blocks.device)
+    return _PrefillSpan(start, end, seq_len - (end - start), slots, visible)
+
+
+def _sees_ahead(metadata: AttentionMetadata) -> npt.NDArray[np.bool_]:
+    """Which requests have tokens that see keys behind them, ``[num_reqs]``."""
+    if metadata.visible is None:
+        return np.zeros(metadata.seq_lens.size, np.bool_)
+    starts = metadata.query_start_loc
+    nothing = np.empty(0, np.int64), np.empty(0, np.int32)
+    more = metadata.visible[: starts[-1]] > visible_counts(starts, metadata.seq_lens, *nothing)
+    return np.diff(np.concatenate(([0], np.cumsum(more)))[starts]) > 0

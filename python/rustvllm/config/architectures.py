@@ -171,8 +171,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
         return _text_of_seeing_model(config, text, named_kind)
     if "Gemma3ForConditionalGeneration" not in names or not isinstance(text, Mapping):
         return dict(config)
-    shared = {key: value for key, value in config.items() if key not in ("text_config", "vision_config")}
-    return {**_GEMMA3_TEXT, **text, **shared}
+    return {**_GEMMA3_TEXT, **text, **config}
 
 
 def nested_text(config: Mapping[str, Any], *names: str) -> tuple[object, str]:
@@ -187,7 +186,8 @@ def nested_text(config: Mapping[str, Any], *names: str) -> tuple[object, str]:
     text = config.get("text_config")
     if text is None and not _FLAT.isdisjoint(names):
         text = {key: value for key, value in config.items() if key not in _OF_PARENT}
-    return text, next((_TEXT_TYPES[name] for name in names if name in _TEXT_TYPES), "llama")
+    default = "gemma3_text" if "Gemma3ForConditionalGeneration" in names else "llama"
+    return text, next((_TEXT_TYPES[name] for name in names if name in _TEXT_TYPES), default)
 
 
 def _text_of_seeing_model(config: Mapping[str, Any], text: Mapping[str, Any], default_kind: str) -> dict[str, Any]:

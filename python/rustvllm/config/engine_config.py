@@ -20,7 +20,7 @@ from rustvllm.config.pooler import check_pooling
 from rustvllm.config.ranges import require_choice, require_int
 from rustvllm.config.scheduler import SchedulerConfig
 from rustvllm.config.speculation import SpeculationConfig, check_draft_model
-from rustvllm.config.vision import check_vision
+from rustvllm.config.vision_limits import check_vision
 from rustvllm.exceptions import ConfigError
 
 DEVICES = ("cpu", "cuda")
@@ -213,7 +213,7 @@ class EngineConfig:
         if self.model.pooler is not None:
             check_pooling(self, self.model.pooler)
         if self.model.vision is not None:
-            check_vision(self)
+            object.__setattr__(self, "model", check_vision(self, self.model.vision))
         if self.parallel.num_ranks > 1:
             self._check_ranks()
         backend, device = self.device.attention_backend, self.device.device

@@ -141,11 +141,12 @@ def read_model_config(
     if model_impl == "rustvllm":
         config = text_config(config)
     numbers: dict[str, Any] = dict(_read_numbers(config, architecture, file))
-    if vision is not None and vision.image_token_id >= numbers["vocab_size"]:
-        raise ModelLoadError(
-            f"{file}: the token of images has the id {vision.image_token_id}, which is not in the vocabulary (0 to "
-            f"{numbers['vocab_size'] - 1})"
-        )
+    for token_id in () if vision is None else (vision.image_token_id, vision.placeholder_id):
+        if token_id >= numbers["vocab_size"]:
+            raise ModelLoadError(
+                f"{file}: the token of images has the id {token_id}, which is not in the vocabulary (0 to "
+                f"{numbers['vocab_size'] - 1})"
+            )
     positions = numbers.pop("max_positions")
     heads = numbers["num_attention_heads"]
     kv_heads = heads if architecture in MULTI_HEAD else _optional_int(config, "num_key_value_heads", file, heads)

@@ -9,14 +9,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from rustvllm.config.architectures import nested_text
 from rustvllm.config.ranges import require_int
 from rustvllm.exceptions import ConfigError, ModelLoadError
+from rustvllm.logger import init_logger
 
-if TYPE_CHECKING:
-    from rustvllm.config.engine_config import EngineConfig
+logger = init_logger(__name__)
 
 MAX_FILE_BYTES: Final = 1 << 20
 """Most bytes of a file that describes how images are processed."""
@@ -28,7 +28,7 @@ DEFAULT_MAX_IMAGES: Final = 4
 HEADER_BYTES: Final = 16
 """Of an image on its way to the worker: four numbers of 32 bits, tiles, channels, height and width."""
 CHANNELS: Final = 3
-SINGLE, TILED, GRID = "single", "tiled", "grid"
+SINGLE, TILED, GRID, FRAMED = "single", "tiled", "grid", "framed"
 MAX_ASPECT_RATIO: Final = 200
 """``grid``: how many times as long as the other a side may be; transformers has the same limit."""
 _PROCESSORS: Final[Mapping[str, str]] = {
@@ -38,6 +38,7 @@ _PROCESSORS: Final[Mapping[str, str]] = {
     "Idefics3ImageProcessor": TILED,
     "SmolVLMImageProcessor": TILED,
     "Qwen2VLImageProcessor": GRID,
+    "Gemma3ImageProcessor": FRAMED,
 }
 """transformers' class of an image processor → how it works; names also end in ``Fast`` or ``Pil``."""
 _TEXT_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -47,6 +48,7 @@ _TEXT_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "Qwen2VLForConditionalGeneration": ("qwen2_vl_text",),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_text",),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
+    "Gemma3ForConditionalGeneration": ("gemma3_text",),
 }
 """Architecture → the ``model_type`` that its text model may have."""
 VISION_ARCHITECTURES: Final = frozenset(_TEXT_TYPES)
@@ -57,27 +59,39 @@ _KINDS: Final[Mapping[str, str]] = {
     "Qwen2VLForConditionalGeneration": GRID,
     "Qwen2_5_VLForConditionalGeneration": GRID,
     "Qwen3VLForConditionalGeneration": GRID,
+    "Gemma3ForConditionalGeneration": FRAMED,
 }
 """Architecture → how its image processor works."""
 _DEFAULT_PROCESSORS: Final[Mapping[str, str]] = {
     SINGLE: "CLIPImageProcessor", TILED: "Idefics3ImageProcessor", GRID: "Qwen2VLImageProcessor",
+    FRAMED: "Gemma3ImageProcessor",
 }  # fmt: skip
+_PROCESSOR_FILES: Final[Mapping[str, str | None]] = {
+    "preprocessor_config.json": None,
+    "processor_config.json": "image_processor",
+}
+"""Files that describe an image processor, the first of which counts → the key where it is; None: the whole file."""
 _TOWERS: Final = ("clip_vision_model", "siglip_vision_model")
 """The ``model_type`` that LLaVA's vision tower may have."""
 _MEAN, _STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_BICUBIC, _LANCZOS, _LAST_FILTER = 3, 1, 5
+_BILINEAR, _BICUBIC, _LANCZOS, _LAST_FILTER = 2, 3, 1, 5
 """Pillow's numbers of filters, which are those of the files."""
+_FILTERS: Final[Mapping[str, int]] = {SINGLE: _BICUBIC, TILED: _LANCZOS, GRID: _BICUBIC, FRAMED: _BILINEAR}
+"""How an image processor works → the filter that it takes if its file names none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig:
     """How a model sees an image: as one tile, as several and the whole of it once more, or as a grid of small ones.
 
+    The text of a model of kind ``framed`` is also served where images cannot be.
+
     Attributes:
         kind: ``single``: an image is one tile. ``tiled``: a large image is cut into tiles, and the whole image follows
             as a last tile. ``grid``: an image of any shape is a grid of small tiles of one token each, and a token's
-            position in the prompt says where in the grid it is.
+            position in the prompt says where in the grid it is. ``framed``: an image is one tile, whose tokens stand
+            between two others and see each other, whatever their order.
         image_token_id: The id that stands for a part of an image in a prompt.
         tokens_per_tile: How many such ids a tile has.
         tile_size: Pixels of a tile's sides.
@@ -90,7 +104,8 @@ class VisionConfig:
         patch_size: ``grid``: pixels of the sides of what the vision tower sees first; a tile is several of them.
         frames: ``grid``: how many frames of a video such a patch has; an image is repeated as often.
         max_tokens: ``grid``: most tokens of an image, less than the longest sequence; None: any number.
-        around_ids: The ids that chat templates write before and after an image; empty: none.
+        around_ids: The ids before and after an image, which chat templates write; empty: none. ``framed``: a prompt
+            has the first one in place of an image.
         resample: Pillow's number of the filter.
         rescale_factor: Pixels are multiplied by it.
         image_mean: Subtracted from each channel after that.
@@ -118,8 +133,8 @@ class VisionConfig:
     max_images: int = DEFAULT_MAX_IMAGES
 
     def __post_init__(self) -> None:
-        if self.kind not in (SINGLE, TILED, GRID):
-            raise ConfigError(f"kind must be {SINGLE}, {TILED} or {GRID}, got {self.kind!r}")
+        if self.kind not in _FILTERS:
+            raise ConfigError(f"kind must be one of {', '.join(_FILTERS)}, got {self.kind!r}")
         require_int("max_images", self.max_images, 0)
         if self.max_content_bytes > MAX_CONTENT_BYTES:
             most = MAX_CONTENT_BYTES // self.max_image_bytes
@@ -135,8 +150,20 @@ class VisionConfig:
         return replace(self, max_tokens=_most_tokens(max_model_len))
 
     @property
+    def attends_both_ways(self) -> bool:
+        """Whether a token of an image sees those behind it, so that all are computed in one step."""
+        return self.kind == FRAMED
+
+    @property
+    def placeholder_id(self) -> int:
+        """What stands for an image in a prompt."""
+        return self.around_ids[0] if self.kind == FRAMED else self.image_token_id
+
+    @property
     def placeholder_ids(self) -> tuple[int, ...]:
         """What stands for an image in a message that is one text."""
+        if self.kind == FRAMED:
+            return (self.placeholder_id,)
         return (*self.around_ids[:1], self.image_token_id, *self.around_ids[1:])
 
     @property
@@ -149,7 +176,7 @@ class VisionConfig:
             enlarged = math.isqrt(MAX_ASPECT_RATIO * self.min_pixels) // self.tile_size + 1
             most = max(self.max_pixels // area, longest, self.min_pixels // area + 2 * enlarged + 1)
             return most if self.max_tokens is None else max(1, min(most, self.max_tokens))
-        if self.kind == SINGLE or not self.splits:
+        if self.kind != TILED or not self.splits:
             return 1
         longest = self.longest_edge + self.longest_edge % 2  # the other side is rounded up to an even number
         per_side = -(-longest // self.tile_size)
@@ -204,6 +231,11 @@ def read_vision(
             )
         return None
     (of_text, default_kind), of_tower = nested_text(config, architecture), config.get("vision_config")
+    if _KINDS[architecture] == FRAMED and (why := _why_text_alone(folder, of_text, of_tower, most)):
+        if most:
+            raise ConfigError(f"limit_mm_per_prompt allows {most} images, but {architecture} sees none here: {why}")
+        logger.info("%s is served for text alone: %s", architecture, why)
+        return None
     if not isinstance(of_text, Mapping) or not isinstance(of_tower, Mapping):
         raise ModelLoadError(f"{file}: {architecture} needs the objects text_config and vision_config")
     kinds, kind = _TEXT_TYPES[architecture], of_text.get("model_type", default_kind)
@@ -223,15 +255,17 @@ def read_vision(
             f"rustvllm supports {', '.join(name for name, kind in _PROCESSORS.items() if kind == expected)}"
         )
     numbers.require("do_resize", "do_rescale", "do_normalize")
+    if processor.get("do_pan_and_scan"):
+        raise ModelLoadError(
+            f"{source}: do_pan_and_scan is not supported yet: set it to false, so that an image is resized as a whole"
+        )
     has_clips_colours = expected == GRID or (expected == SINGLE and name != "SiglipImageProcessor")
     shared: dict[str, Any] = {
         "kind": expected,
         "rescale_factor": numbers.number("rescale_factor", 1 / 255),
         "image_mean": numbers.channels("image_mean", _CLIP_MEAN if has_clips_colours else _MEAN),
         "image_std": numbers.channels("image_std", _CLIP_STD if has_clips_colours else _STD),
-        "resample": numbers.integer(
-            "resample", _LANCZOS if expected == TILED else _BICUBIC, least=0, most=_LAST_FILTER
-        ),
+        "resample": numbers.integer("resample", _FILTERS[expected], least=0, most=_LAST_FILTER),
         "max_images": DEFAULT_MAX_IMAGES if most is None else most,
     }
     if expected == GRID:
@@ -243,6 +277,8 @@ def read_vision(
     if side % patch:
         raise ModelLoadError(f"{file}: image_size {side} of vision_config is not a multiple of patch_size {patch}")
     num_patches = (side // patch) ** 2
+    if expected == FRAMED:
+        return _framed(image_numbers, numbers, side // patch, shared)
     if expected == TILED:
         scale = image_numbers.integer("scale_factor", 2)
         if (side // patch) % scale:
@@ -257,27 +293,6 @@ def read_vision(
             **shared,
         )
     return _single(config, of_tower, num_patches, numbers, file, shared)
-
-
-def check_vision(config: "EngineConfig") -> None:
-    """Refuse what a model that sees images cannot be combined with yet.
-
-    Raises:
-        ConfigError: Names the argument, and what to change.
-    """
-    parallel = config.parallel
-    refused = {
-        "device=cuda: set device to cpu": config.device.device != "cpu",
-        f"tensor_parallel_size={parallel.tensor_parallel_size}: set it to 1": parallel.tensor_parallel_size > 1,
-        f"pipeline_parallel_size={parallel.pipeline_parallel_size}: set it to 1": parallel.pipeline_parallel_size > 1,
-        "a draft model (speculative_config): use method ngram or suffix": config.draft_model is not None,
-        "enable_lora: leave it out": config.lora is not None,
-        "merge_lora: leave it out": bool(config.load.merge_lora),
-        "runner=pooling: set runner to generate": config.model.pooler is not None,
-    }
-    for reason, is_asked in refused.items():
-        if is_asked:
-            raise ConfigError(f"{config.model.model} sees images, which cannot be combined with {reason}")
 
 
 def _single(
@@ -321,13 +336,50 @@ def _single(
     if shortest is not None and not side <= shortest <= MAX_SIDE:
         raise ModelLoadError(f"{source}: shortest_edge must be between {side} and {MAX_SIDE}, got {shortest}")
     return VisionConfig(
-        image_token_id=_Numbers(config, file).integer(
-            "image_token_index" if "image_token_index" in config else "image_token_id", 32_000, least=0
-        ),
+        image_token_id=_Numbers(config, file).named(("image_token_index", "image_token_id"), 32_000),
         tokens_per_tile=num_patches + has_class_token - (strategy == "default"),
         shortest_edge=shortest,
         **shared,
     )
+
+
+def _framed(
+    image_numbers: "_Numbers", numbers: "_Numbers", patches_per_side: int, shared: dict[str, Any]
+) -> VisionConfig:
+    """Gemma 3: one tile, whose patches are averaged in squares."""
+    for name in ("height", "width"):
+        _check_tile(numbers.side("size", name, 224), shared["tile_size"], numbers.file)
+    count = image_numbers.integer("mm_tokens_per_image", 256)
+    if (per_side := math.isqrt(count)) ** 2 != count or patches_per_side % per_side:
+        raise ModelLoadError(
+            f"{image_numbers.file}: mm_tokens_per_image is {count}, but {patches_per_side} x {patches_per_side} "
+            "patches must be averaged in squares, as many on each side"
+        )
+    if (found := numbers.integer("image_seq_length", count)) != count:
+        raise ModelLoadError(
+            f"{numbers.file}: image_seq_length is {found}, but mm_tokens_per_image of {image_numbers.file.name} is "
+            f"{count}"
+        )
+    return VisionConfig(
+        image_token_id=image_numbers.named(("image_token_index", "image_token_id"), 262_144),
+        tokens_per_tile=count,
+        around_ids=(
+            image_numbers.named(("boi_token_index", "boi_token_id"), 255_999),
+            image_numbers.named(("eoi_token_index", "eoi_token_id"), 256_000),
+        ),
+        **shared,
+    )
+
+
+def _why_text_alone(folder: Path, of_text: object, of_tower: object, most: int | None) -> str:
+    """Why a model that sees images is served without; empty: it is not."""
+    if most == 0:
+        return "limit_mm_per_prompt allows no image"
+    if not isinstance(of_text, Mapping) or not isinstance(of_tower, Mapping):
+        return "its config.json has no vision_config"
+    if not any((folder / name).is_file() for name in _PROCESSOR_FILES):
+        return f"{folder} has no preprocessor_config.json, which says how images are processed"
+    return ""
 
 
 def _grid(
@@ -402,7 +454,7 @@ def _processor_class(processor: Mapping[str, Any], kind: str) -> str:
 
 def _read_processor(folder: Path) -> tuple[dict[str, Any], Path]:
     """The description of the image processor, and its file."""
-    for name, key in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
+    for name, key in _PROCESSOR_FILES.items():
         file = folder / name
         if not file.is_file():
             continue
@@ -475,6 +527,10 @@ class _Numbers:
             limits = f"of at least {least}" if most == 2**31 - 1 else f"from {least} to {most}"
             raise ModelLoadError(f"{self.file}: {name} must be an integer {limits}, got {value!r:.80}")
         return value
+
+    def named(self, names: tuple[str, ...], default: int) -> int:
+        """The first of these that is there, which is a token's id."""
+        return self.integer(next((name for name in names if name in self.values), names[0]), default, least=0)
 
     def number(self, name: str, default: float) -> float:
         value = self.values.get(name)

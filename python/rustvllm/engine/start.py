@@ -126,6 +126,7 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, num_cpu_blocks: int
         max_times_passed=config.scheduler.max_times_passed,
         max_loras=0 if config.lora is None else config.lora.max_loras,
         max_multimodal_bytes=0 if config.model.vision is None else config.model.vision.max_content_bytes,
+        disable_chunked_mm_input=config.model.vision is not None and config.model.vision.attends_both_ways,
         hash_algorithm=config.cache.hash_algorithm,
         collect_metrics=config.log_stats,
         max_steps_in_flight=max(1 + config.scheduler.async_scheduling, config.parallel.steps_ahead),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from rustvllm.config.vision import GRID, SINGLE, VisionConfig
+from rustvllm.config.vision import FRAMED, GRID, SINGLE, VisionConfig
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.text.tokenizer import TokenIds
 
@@ -50,6 +50,8 @@ class ImageTokens:
         """
         array = np.array(ids.tolist(), np.int32)
         places = self._places(array, len(images))
+        if self._vision.kind == FRAMED:
+            return self._framed(array, places.tolist(), images)
         parts: list[npt.NDArray[np.int32]] = []
         spans: list[MultimodalSpan] = []
         length = begin = 0
@@ -69,10 +71,68 @@ class ImageTokens:
         """
         self._places(np.array(ids.tolist(), np.int32), num_images)
 
+    def _framed(
+        self, ids: npt.NDArray[np.int32], places: Sequence[int], images: Sequence[ImageTiles]
+    ) -> tuple[TokenIds, list[MultimodalSpan]]:
+        """Gemma 3's tokens: a blank line, those of an image between two marks, and a blank line.
+
+        The prompt becomes what its text with blank lines around the marks would be, so that line breaks which meet
+        these are one token with them.
+        """
+        vision = self._vision
+        parts: list[npt.NDArray[np.int32]] = []
+        spans: list[MultimodalSpan] = []
+        own = np.full(vision.tokens_per_tile, vision.image_token_id, np.int32)
+        opening, closing = np.array([vision.around_ids[0]], np.int32), np.array([vision.around_ids[1]], np.int32)
+        length = begin = 0
+        for index, (place, image) in enumerate(zip(places, images, strict=True)):
+            text = self._with_blank_lines(ids[begin:place], is_first=index == 0)
+            parts += [text, opening, own, closing]
+            spans.append((length + text.size + 1, own.size, image.digest, image.content))
+            length, begin = length + text.size + own.size + 2, place + 1
+        parts.append(self._with_blank_lines(ids[begin:], is_first=not places, is_last=True))
+        return TokenIds(np.concatenate(parts)), spans
+
+    def _with_blank_lines(
+        self, ids: npt.NDArray[np.int32], *, is_first: bool, is_last: bool = False
+    ) -> npt.NDArray[np.int32]:
+        """Tokens between two images, with a blank line where there is one, at each end.
+
+        Args:
+            ids: The tokens.
+            is_first: Whether no image is before them.
+            is_last: Whether none is behind them.
+        """
+        begin, end = 0, ids.size
+        num_before, num_behind = 2 * (not is_first), 2 * (not is_last)
+        while num_before and begin < end and (count := self._num_line_breaks(int(ids[begin]))):
+            num_before, begin = num_before + count, begin + 1
+        while num_behind and begin < end and (count := self._num_line_breaks(int(ids[end - 1]))):
+            num_behind, end = num_behind + count, end - 1
+        if begin == end:
+            return self._line_breaks(num_before + num_behind)
+        return np.concatenate((self._line_breaks(num_before), ids[begin:end], self._line_breaks(num_behind)))
+
+    def _num_line_breaks(self, token_id: int) -> int:
+        """How many line breaks a token is; 0: it is something else."""
+        text = self._needed_tokenizer().decode([token_id], skip_special_tokens=False)
+        return 0 if text.strip("\n") else len(text)
+
+    def _line_breaks(self, count: int) -> npt.NDArray[np.int32]:
+        found = self._needed_tokenizer().encode("\n" * count, add_special_tokens=False) if count else []
+        return np.array(found, np.int32)
+
+    def _needed_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise InvalidRequestError(
+                "images of this model need its tokenizer: start the engine without skip_tokenizer_init", "prompt"
+            )
+        return self._tokenizer
+
     def _places(self, ids: npt.NDArray[np.int32], num_images: int) -> npt.NDArray[np.int64]:
-        places = np.flatnonzero(ids == self._vision.image_token_id)
+        places = np.flatnonzero(ids == self._vision.placeholder_id)
         if places.size != num_images:
-            token_id = self._vision.image_token_id
+            token_id = self._vision.placeholder_id
             shown = f"id {token_id}"
             if self._tokenizer is not None:
                 shown = f"{self._tokenizer.convert_ids_to_tokens([token_id])[0]}, {shown}"
@@ -95,18 +155,15 @@ class ImageTokens:
 
     def _tiled(self, rows: int, columns: int) -> npt.NDArray[np.int32]:
         """Idefics3's tokens: a line of tiles for each row, an empty line, and the whole image."""
-        if self._tokenizer is None:
-            raise InvalidRequestError(
-                "images of this model need its tokenizer: start the engine without skip_tokenizer_init", "prompt"
-            )
-        [placeholder] = self._tokenizer.convert_ids_to_tokens([self._vision.image_token_id])
+        tokenizer = self._needed_tokenizer()
+        [placeholder] = tokenizer.convert_ids_to_tokens([self._vision.image_token_id])
         tile = (placeholder or "") * self._vision.tokens_per_tile
         lines = [
             "".join(f"{_FAKE}<row_{row}_col_{column}>{tile}" for column in range(1, columns + 1)) + "\n"
             for row in range(1, rows + 1)
         ]
         text = "".join(lines) + ("\n" if lines else "") + f"{_FAKE}{_WHOLE}{tile}{_FAKE}"
-        ids = np.array(self._tokenizer.encode(text, add_special_tokens=False), np.int32)
+        ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
         needed = (rows * columns + 1) * self._vision.tokens_per_tile
         if (found := int((ids == self._vision.image_token_id).sum())) != needed:
             raise InvalidRequestError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rustvllm.config.vision import CHANNELS, GRID, SINGLE, VisionConfig
+from rustvllm.config.vision import CHANNELS, FRAMED, GRID, SINGLE, VisionConfig
 from rustvllm.images.grids import grid_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def make_tiles(image: Image, vision: VisionConfig) -> ImageTiles:
     if vision.kind == GRID:
         rows, columns = grid_of(image.width, image.height, vision)
         tiles = [image.resize((columns * vision.tile_size, rows * vision.tile_size), vision.resample)]
-    elif vision.kind == SINGLE:
+    elif vision.kind in (SINGLE, FRAMED):
         tiles, rows, columns = [_single(image, vision)], 0, 0
     else:
         tiles, rows, columns = _tiled(image, vision)

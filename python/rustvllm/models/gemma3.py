@@ -1,7 +1,8 @@
 """Gemma 3, the text model: Gemma 2's layers with norms on queries and keys, and two rotary bases.
 
 Five layers in six have a short sliding window and a small rotary base; the sixth sees all keys and has a large base.
-Checkpoints with a vision tower are supported for text: the tower is not loaded.
+Of checkpoints that see images, ``models.vision.tower`` has the part that sees. The tokens of an image see each other,
+which ``AttentionMetadata.visible`` says.
 """
 
 from __future__ import annotations

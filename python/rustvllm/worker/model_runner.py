@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rustvllm.attention.backend import AttentionBackend
-from rustvllm.attention.metadata import AttentionMetadata
+from rustvllm.attention.metadata import AttentionMetadata, visible_counts
 from rustvllm.exceptions import SchedulerStateError
 from rustvllm.logger import init_logger
 from rustvllm.lora.store import AdapterStore
@@ -498,7 +498,15 @@ class GPUModelRunner:
             if self.streams is None
             else (step.on_device("query_start_loc", num_reqs + 1), step.on_device("seq_lens", num_reqs)),
             stage=step.stage if self.streams is not None and self.backend.takes_table_rows else None,
+            visible=self._visible(output, step),
         )
+
+    def _visible(self, output: SchedulerOutput, step: StepBuffers) -> npt.NDArray[np.int32] | None:
+        """``AttentionMetadata.visible``: None in steps without tokens of images that see each other."""
+        if self.images is None or self.images.looks_ahead is None:
+            return None
+        starts, seq_lens = step.int32("query_start_loc", output.num_reqs + 1), step.int32("seq_lens", output.num_reqs)
+        return visible_counts(starts, seq_lens, *self.images.looks_ahead)
 
     def _apply_grammar(self, executed: _ExecutedStep, logits: Tensor, grammar: GrammarOutput) -> None:
         """Mask the rows that get a token; in the others any token will do."""

@@ -61,6 +61,8 @@ class PromptImages:
         of_row: Returns the images of a row; None until it is set, like the next.
         token_ids: Returns the token ids of a row.
         num_computed: Images whose features were computed so far.
+        looks_ahead: Of the last step that ``rows_of_step`` was asked for: the indices of tokens that see tokens behind
+            them, int64 ``[n]``, and how many tokens of its sequence each sees, int32 ``[n]``; None: there are none.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class PromptImages:
         self.of_row: MultimodalOfRow | None = None
         self.token_ids: TokenIds | None = None
         self.num_computed = 0
+        self.looks_ahead: tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]] | None = None
         self._images: dict[int, list[_Image]] = {}
         self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
         self._num_cached_bytes = 0
@@ -97,12 +100,16 @@ class PromptImages:
         Returns:
             The tokens' indices in the step, int64 ``[n]``, and their embeddings, ``[n, hidden_size]``; None if there
             are none.
+
+        Raises:
+            SchedulerStateError: The step ends within an image whose tokens see each other.
         """
+        self.looks_ahead = None
         if not self._images:
             return None
         starts = step.int32("query_start_loc", output.num_reqs + 1)
         positions = step.arrays["positions"]
-        places, features = [], []
+        places, features, counts = [], [], []
         for index, row in enumerate(step.int32("idx_mapping", output.num_reqs).tolist()):
             if (images := self._images.get(row)) is None:
                 continue
@@ -116,11 +123,21 @@ class PromptImages:
                     image.features, image.content = self._features(image), b""
                 places.append(begin + image.positions[low:high] - first)
                 features.append(image.features[low:high])
+                if self._vision.attends_both_ways:
+                    if high < image.positions.size:
+                        raise SchedulerStateError(
+                            f"a step ends at {first + end - begin}, within an image up to {image.positions[-1] + 1}, "
+                            "whose tokens see each other"
+                        )
+                    counts.append(np.full(high - low, image.positions[-1] + 1, np.int32))
             if first + end - begin > images[-1].positions[-1]:
                 del self._images[row]  # the prompt's images are computed; a preempted request comes back as a new row
         if not places:
             return None
-        return torch.from_numpy(np.concatenate(places)), torch.cat(features)
+        indices = np.concatenate(places)
+        if counts:
+            self.looks_ahead = indices, np.concatenate(counts)
+        return torch.from_numpy(indices), torch.cat(features)
 
     def positions_of_step(self, output: SchedulerOutput, step: StepBuffers) -> Tensor | None:
         """The positions by which a step's tokens are rotated, where these are not their places in their sequences.

@@ -1,5 +1,7 @@
 """Paged attention of the core against that in torch, on random ragged batches, and what it refuses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from rustvllm import _core
 from rustvllm.attention.cpu_backend import CPUAttentionBackend
-from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
+from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec, visible_counts
 from rustvllm.attention.selector import make_attention_backend
 from rustvllm.attention.torch_backend import TorchAttentionBackend
 
@@ -42,6 +44,14 @@ def make_step(requests, num_heads, num_kv_heads, head_dim, block_size, dtype, se
     return metadata, query, key, value, cache.to(dtype)
 
 
+def some_images(metadata):
+    """Images of 30 tokens at positions 10, 50, 90 and so on, where they fit into the sequences."""
+    visible = visible_counts(metadata.query_start_loc, metadata.seq_lens, np.empty(0, np.int64), np.empty(0, np.int32))
+    ends = (visible - 11) // 40 * 40 + 40
+    lens = np.repeat(metadata.seq_lens, np.diff(metadata.query_start_loc))
+    return np.where((visible > 10) & (visible <= ends) & (ends <= lens), ends, visible).astype(np.int32)
+
+
 @given(
     REQUESTS,
     st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),
@@ -52,13 +62,16 @@ def make_step(requests, num_heads, num_kv_heads, head_dim, block_size, dtype, se
     st.sampled_from([None, 0.5, 3.0]),
     st.booleans(),
     st.sampled_from([None, torch.float32, torch.bfloat16]),
+    st.booleans(),
     st.integers(0, 2**31),
 )
-def test_equals_torch(requests, heads, block_size, head_dim, num_threads, window, cap, sloped, sinks, seed):
+def test_equals_torch(requests, heads, block_size, head_dim, num_threads, window, cap, sloped, sinks, images, seed):
     slopes = [2.0 ** -(1 + head) for head in range(heads[0])] if sloped else None
     sinks = None if sinks is None else torch.linspace(-3, 4, heads[0]).to(sinks)
     options = {"sliding_window": window, "soft_cap": cap, "alibi_slopes": slopes, "sinks": sinks}
     metadata, query, key, value, cache = make_step(requests, *heads, head_dim, block_size, torch.float32, seed)
+    if images:
+        metadata = replace(metadata, visible=some_images(metadata))
     expected_cache = cache.clone()
     oracle = TorchAttentionBackend(KVCacheSpec(1, heads[1], head_dim), torch.float32)
     expected = oracle.plan(metadata).forward(query, key, value, expected_cache, head_dim**-0.5, **options)
@@ -262,6 +275,9 @@ def test_a_window_of_one_sees_itself_alone(step):
         ({"query_start_loc": np.array([0, 2, 4], np.int32)}, r"query_start_loc\[2\] is 4"),
         ({"slot_mapping": np.array([-2, 1, 2], np.int32)}, r"slot_mapping\[0\] is -2"),
         ({"block_size": 0}, "block_size is 0"),
+        ({"visible": np.array([6, 7, 2], np.int32)}, r"visible\[2\] is 2, but it must lie between 1 and 1"),
+        ({"visible": np.array([7, 6, 1], np.int32)}, r"visible\[1\] is 6, but it must lie between 7 and 7"),
+        ({"visible": np.array([7, 7], np.int32)}, "visible has 2 elements, but 3 are expected"),
         ({"block_table": np.zeros(4, np.int32)}, "block_table has 1 dimensions"),
         ({"block_table": -np.ones((2, 4), np.int32)}, r"block_table\[0, 0\] is -1"),
     ],

@@ -10,14 +10,17 @@ from rustvllm.attention.metadata import AttentionMetadata, KVCacheSpec
 from rustvllm.attention.torch_backend import TorchAttentionBackend
 
 
-def naive_attention(query, keys, values, scale, *, sliding_window=None, soft_cap=None, alibi_slopes=None, sinks=None):
+def naive_attention(
+    query, keys, values, scale, *, visible=None, sliding_window=None, soft_cap=None, alibi_slopes=None, sinks=None
+):
     """One request: ``[n, H, D]`` queries, the last ones of ``[s, KVH, D]`` keys and values."""
     n, num_heads, _ = query.shape
     seq_len, num_kv_heads, _ = keys.shape
     out = torch.zeros_like(query, dtype=torch.float64)
     for i in range(n):
         position = seq_len - n + i
-        seen = slice(0 if sliding_window is None else max(0, position - sliding_window + 1), position + 1)
+        end = position + 1 if visible is None else int(visible[i])
+        seen = slice(0 if sliding_window is None else max(0, position - sliding_window + 1), end)
         for head in range(num_heads):
             kv_head = head // (num_heads // num_kv_heads)
             scores = keys[seen, kv_head].double() @ query[i, head].double() * scale
@@ -28,6 +31,18 @@ def naive_attention(query, keys, values, scale, *, sliding_window=None, soft_cap
             weights = scores.exp() / (scores.exp().sum() + (0 if sinks is None else sinks[head].double().exp()))
             out[i, head] = weights @ values[seen, kv_head].double()
     return out
+
+
+def draw_visible(requests, rng):
+    """``AttentionMetadata.visible`` with images here and there, in which a step may begin."""
+    parts = []
+    for computed, new in requests:
+        ends, place = np.arange(1, computed + new + 1, dtype=np.int32), 0
+        while (first := place + rng.integers(0, 8)) + (length := rng.integers(1, 12)) <= ends.size:
+            place = first + length
+            ends[first:place] = place
+        parts.append(ends[computed:])
+    return np.concatenate(parts)
 
 
 def draw_options(num_heads, window, cap, sloped, has_sinks):
@@ -53,8 +68,9 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1
     CAPS,
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
-def test_equals_the_loop(requests, heads, block_size, max_bytes, seed, padded, window, cap, sloped, has_sinks):
+def test_equals_the_loop(requests, heads, block_size, max_bytes, seed, padded, window, cap, sloped, has_sinks, images):
     rng = np.random.default_rng(seed)
     num_heads, num_kv_heads = heads
     head_dim = 4
@@ -88,20 +104,28 @@ def test_equals_the_loop(requests, heads, block_size, max_bytes, seed, padded, w
             torch.cat((x, torch.full_like(x[:1], 7.0))) for x in (new_keys, new_values, query)
         )
     before = cache.clone()
+    visible = draw_visible(requests, rng) if images else None
 
     backend = TorchAttentionBackend(
         KVCacheSpec(1, num_kv_heads, head_dim), torch.float32, max_gather_bytes=max_bytes, max_mask_elements=max_bytes
     )
     plan = backend.plan(
         AttentionMetadata(
-            block_size, torch.from_numpy(table), torch.tensor(slot_mapping, dtype=torch.int32), starts, seq_lens, padded
+            block_size,
+            torch.from_numpy(table),
+            torch.tensor(slot_mapping, dtype=torch.int32),
+            starts,
+            seq_lens,
+            padded,
+            visible=None if visible is None else np.concatenate((visible, np.zeros(int(padded), np.int32))),
         )
     )
     out = plan.forward(query, new_keys, new_values, cache, 0.37, **options)
 
     for row in range(len(requests)):
         span = slice(int(starts[row]), int(starts[row + 1]))
-        expected = naive_attention(query[span], keys[row], values[row], 0.37, **options)
+        seen = None if visible is None else visible[span]
+        expected = naive_attention(query[span], keys[row], values[row], 0.37, visible=seen, **options)
         torch.testing.assert_close(out[span].double(), expected, atol=1e-5, rtol=1e-5)
     written = torch.tensor([slot for slot in slot_mapping if slot >= 0])
     assert torch.equal(flat[:, written], torch.stack((new_keys, new_values))[:, : len(written)])

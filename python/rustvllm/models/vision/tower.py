@@ -23,6 +23,7 @@ _TEXT_PARTS: Final = ("language_model", "text_model")
 _KEPT: Final = (
     "vision_config", "text_config", "projector_hidden_act", "vision_feature_layer", "scale_factor",
     "vision_feature_select_strategy", "multimodal_projector_bias", "image_token_index", "image_token_id",
+    "mm_tokens_per_image",
 )  # fmt: skip
 """What transformers needs of a configuration to build the parts that see."""
 _NO_TEXT: Final[Mapping[str, Any]] = {
