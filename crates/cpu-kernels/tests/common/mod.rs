@@ -129,8 +129,8 @@ impl<E: Element, C: PlainHead + CacheElement<E>> Step<E, C> {
         Self::new(case, &(0..case.requests.len()).collect::<Vec<_>>())
     }
 
-    /// The same with images in the requests that are chosen: each token of one sees up to its end. Those of a request are the
-    /// same with any others, and the new tokens may begin within one.
+    /// Put images into the requests that are chosen: each token of an image sees up to its end. A request has the same images
+    /// with any others, and its new tokens may begin within one.
     pub fn with_images(mut self, case: &Case, chosen: &[usize]) -> Self {
         self.visible.clear();
         for &which in chosen {
