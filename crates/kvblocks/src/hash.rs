@@ -22,6 +22,9 @@ const TOKENS_PER_WRITE: usize = 16;
 /// Bytes before the tokens: two lengths and the parent.
 const HEADER: usize = 32;
 
+/// Bytes of a block of the usual size.
+const USUAL_BYTES: usize = HEADER + TOKENS_PER_WRITE * 4;
+
 /// The hash function of the chain hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum HashAlgorithm {
@@ -120,6 +123,10 @@ impl ChainHasher {
     pub fn hash_block(&self, parent: Option<&BlockHash>, token_ids: &[i32], extra_keys: &[u8]) -> BlockHash {
         match &self.keyed {
             Keyed::SipHash13(keyed) => {
+                if let (Ok(token_ids), []) = (token_ids.try_into(), extra_keys) {
+                    // All bytes are in one place: the function reads them from there, without a buffer of its own.
+                    return BlockHash(keyed.hash(&encode_usual(parent, token_ids)).as_bytes());
+                }
                 let mut hasher = *keyed;
                 encode(parent, token_ids, extra_keys, |bytes| hasher.write(bytes));
                 BlockHash(hasher.finish128().as_bytes())
@@ -135,18 +142,21 @@ impl ChainHasher {
     }
 }
 
+/// The bytes that name a block of the usual size without extra keys.
+#[inline]
+fn encode_usual(parent: Option<&BlockHash>, token_ids: &[i32; TOKENS_PER_WRITE]) -> [u8; USUAL_BYTES] {
+    let mut bytes = [0; USUAL_BYTES];
+    bytes[..HEADER].copy_from_slice(&header(parent, TOKENS_PER_WRITE, 0));
+    to_bytes(token_ids, &mut bytes[HEADER..]);
+    bytes
+}
+
 /// The bytes that name a block, piece by piece.
 #[inline]
 fn encode(parent: Option<&BlockHash>, token_ids: &[i32], extra_keys: &[u8], mut write: impl FnMut(&[u8])) {
     let (first, rest) = token_ids.split_at(token_ids.len().min(TOKENS_PER_WRITE));
-    let mut bytes = [0; HEADER + TOKENS_PER_WRITE * 4];
-    bytes[..8].copy_from_slice(&(token_ids.len() as u64).to_le_bytes());
-    // The top bit says whether there is a parent: no length reaches it.
-    let keys_and_parent = extra_keys.len() as u64 | (u64::from(parent.is_some()) << 63);
-    bytes[8..16].copy_from_slice(&keys_and_parent.to_le_bytes());
-    if let Some(parent) = parent {
-        bytes[16..HEADER].copy_from_slice(&parent.0);
-    }
+    let mut bytes = [0; USUAL_BYTES];
+    bytes[..HEADER].copy_from_slice(&header(parent, token_ids.len(), extra_keys.len()));
     to_bytes(first, &mut bytes[HEADER..]);
     write(&bytes[..HEADER + first.len() * 4]);
     for tokens in rest.chunks(TOKENS_PER_WRITE) {
@@ -154,6 +164,20 @@ fn encode(parent: Option<&BlockHash>, token_ids: &[i32], extra_keys: &[u8], mut 
         write(&bytes[..tokens.len() * 4]);
     }
     write(extra_keys);
+}
+
+/// The bytes before the tokens.
+#[inline]
+fn header(parent: Option<&BlockHash>, num_tokens: usize, num_key_bytes: usize) -> [u8; HEADER] {
+    let mut bytes = [0; HEADER];
+    bytes[..8].copy_from_slice(&(num_tokens as u64).to_le_bytes());
+    // The top bit says whether there is a parent: no length reaches it.
+    let keys_and_parent = num_key_bytes as u64 | (u64::from(parent.is_some()) << 63);
+    bytes[8..16].copy_from_slice(&keys_and_parent.to_le_bytes());
+    if let Some(parent) = parent {
+        bytes[16..].copy_from_slice(&parent.0);
+    }
+    bytes
 }
 
 /// Little-endian bytes of the tokens, on every machine.
@@ -168,5 +192,35 @@ impl fmt::Debug for ChainHasher {
     /// The key is a secret and is not shown.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ChainHasher").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With and without a parent; tokens with a sign, and more or fewer than the usual block has.
+    #[test]
+    fn the_usual_block_is_hashed_as_any_other() {
+        let (hasher, parent) = (ChainHasher::new([5; 16]), BlockHash([9; 16]));
+        let tokens: Vec<i32> = (-8..24).map(|token_id| token_id * 0x0102_0305).collect();
+        for (num_tokens, parent) in [15, 16, 17, 32].into_iter().flat_map(|n| [(n, None), (n, Some(&parent))])
+        {
+            let Keyed::SipHash13(mut piecewise) = hasher.keyed.clone() else {
+                panic!("the default function")
+            };
+            let mut num_bytes = 0;
+            encode(parent, &tokens[..num_tokens], b"", |bytes| {
+                num_bytes += bytes.len();
+                piecewise.write(bytes);
+            });
+            assert_eq!(num_bytes, HEADER + 4 * num_tokens);
+            let expected = BlockHash(piecewise.finish128().as_bytes());
+            assert_eq!(
+                hasher.hash_block(parent, &tokens[..num_tokens], b""),
+                expected,
+                "{num_tokens} tokens"
+            );
+        }
     }
 }
