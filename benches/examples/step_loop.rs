@@ -1,10 +1,11 @@
 //! Runs steps of the control plane and nothing else: what `benches/python/step_instructions.py` counts the instructions
 //! of. Prints the median times of planning a step and of taking in its tokens.
 //!
-//!     step_loop NUM_RUNNING PREFILL_TOKENS STEPS [NUM_DRAFTS REPEATS [ADAPTIVE]]
+//!     step_loop NUM_RUNNING PREFILL_TOKENS STEPS [NUM_DRAFTS REPEATS [MODEL_US]]
 //!
 //! With drafts each decode looks for so many among its own tokens, which repeat themselves where REPEATS is not 0,
-//! and runs all that it finds, unless ADAPTIVE is not 0.
+//! and runs all that it finds. If MODEL_US is not 0, the controller chooses among them, as if a model took so many
+//! microseconds for each step, and a thousandth of that more for each token.
 
 use std::{env, time::Duration};
 
@@ -16,7 +17,7 @@ fn main() {
         [num_running, prefill_tokens, steps, of_drafts @ ..] if matches!(of_drafts.len(), 0 | 2 | 3) => {
             (*num_running, *prefill_tokens, *steps, of_drafts)
         }
-        _ => panic!("usage: step_loop NUM_RUNNING PREFILL_TOKENS STEPS [NUM_DRAFTS REPEATS [ADAPTIVE]]"),
+        _ => panic!("usage: step_loop NUM_RUNNING PREFILL_TOKENS STEPS [NUM_DRAFTS REPEATS [MODEL_US]]"),
     };
     let of_drafts = |index: usize| of_drafts.get(index).copied().unwrap_or(0);
     let options = DecodingOptions {
@@ -24,6 +25,7 @@ fn main() {
         num_drafts: of_drafts(0),
         repeats: of_drafts(1) != 0,
         adaptive: of_drafts(2) != 0,
+        model_time: Duration::from_micros(u64::from(of_drafts(2))),
         ..DecodingOptions::new(num_running)
     };
     let mut decoding = Decoding::new(options).expect("a valid configuration");

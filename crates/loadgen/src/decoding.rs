@@ -53,8 +53,11 @@ pub struct DecodingOptions {
     pub num_drafts: u32,
     /// Whether what is sampled repeats itself, so that drafts are found and are right; else no three tokens come twice.
     pub repeats: bool,
-    /// Whether the controller chooses among the drafts that are found, by what these steps take; else all of them run.
+    /// Whether the controller chooses among the drafts that are found; else all of them run.
     pub adaptive: bool,
+    /// What a step takes in addition to its planning, as if a model ran: the controller chooses by that. Each of its
+    /// tokens takes a thousandth more.
+    pub model_time: Duration,
 }
 
 impl DecodingOptions {
@@ -69,6 +72,7 @@ impl DecodingOptions {
             num_drafts: 0,
             repeats: true,
             adaptive: false,
+            model_time: Duration::ZERO,
         }
     }
 
@@ -181,6 +185,9 @@ impl Decoding {
             let start = Instant::now();
             let scheduled = self.schedule();
             let between = Instant::now();
+            if let Some(output) = &scheduled {
+                self.run_model(output, between);
+            }
             self.sample();
             let begin_update = Instant::now();
             self.update();
@@ -242,6 +249,15 @@ impl Decoding {
         let output = self.scheduler.schedule().expect("a free buffer set")?;
         self.in_flight.push_back(output);
         Some(output)
+    }
+
+    /// Wait until a model would have run the step, which began at `start`.
+    fn run_model(&self, output: &SchedulerOutput, start: Instant) {
+        let model_time = self.options.model_time;
+        let end = start + model_time + model_time * output.total_num_scheduled_tokens / 1000;
+        while Instant::now() < end {
+            std::hint::spin_loop();
+        }
     }
 
     /// Make up the tokens of the oldest step in flight: one for each row, and one for each column where there are drafts,
