@@ -57,6 +57,8 @@ pub struct Chooser {
     /// For each candidate, the drafts that it needs so as not to wait too long, and those that it gets.
     needed: Vec<u32>,
     chosen: Vec<u32>,
+    /// For each candidate, its drafts among those that were shared out, less those that it needs.
+    passed: Vec<i32>,
 }
 
 impl Chooser {
@@ -199,23 +201,24 @@ impl Chooser {
             expected += gain;
             self.needed.push(needed);
         }
-        self.chosen.clear();
-        self.chosen.resize(candidates.len(), 0);
+        // A row's first drafts are the likeliest that it has, so those that it needs are the first to be passed over.
+        self.passed.clear();
+        self.passed.extend(self.needed.iter().map(|&needed| -(needed as i32)));
         for draft in self.likeliest.sorted() {
-            let candidate = draft.candidate as usize;
-            if self.chosen[candidate] >= self.needed[candidate] {
-                if left == 0 {
-                    continue;
-                }
+            if left == 0 {
+                break;
+            }
+            let passed = &mut self.passed[draft.candidate as usize];
+            *passed += 1;
+            if *passed > 0 {
                 left -= 1;
                 expected += draft.survival;
             }
-            self.chosen[candidate] += 1;
         }
         // Drafts that are needed may be less likely than all those that were sorted.
-        for (chosen, &needed) in self.chosen.iter_mut().zip(&self.needed) {
-            *chosen = needed.max(*chosen);
-        }
+        self.chosen.clear();
+        let shares = self.needed.iter().zip(&self.passed);
+        self.chosen.extend(shares.map(|(&needed, &passed)| needed + passed.max(0) as u32));
         let (num_rows, num_drafting) = (plain.num_rows as f32, candidates.len() as f32);
         let gain = |rows: f32| (rows + expected) * plain.ns / (rows * ns);
         let pays = left == 0 && gain(num_drafting) >= LEAST_GAIN && gain(num_rows) > 1.0;

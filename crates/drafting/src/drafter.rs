@@ -147,6 +147,8 @@ pub struct Drafter {
     brake: Brake,
     chooser: Chooser,
     round: Round,
+    /// Most drafts per request in this round.
+    limit: u32,
     /// The steps that have not ended, oldest first.
     in_flight: VecDeque<Round>,
     /// The last step that ended, and when.
@@ -186,6 +188,7 @@ impl Drafter {
             brake: Brake::default(),
             chooser: Chooser::default(),
             round: Round::default(),
+            limit: 0,
             in_flight: VecDeque::new(),
             last_end: None,
             candidates: Vec::new(),
@@ -216,6 +219,7 @@ impl Drafter {
         self.starts.clear();
         self.found.clear();
         (self.num_others, self.others_credit, self.are_patient) = (0, f32::INFINITY, true);
+        self.limit = self.num_speculative_tokens.min(self.config.cap(round.num_running));
         self.num_rounds += 1;
         self.unseen.count(self.num_rounds, self.clock);
         // A step whose plan was discarded is planned again under the same number.
@@ -227,26 +231,29 @@ impl Drafter {
     /// Look for drafts for the request at place `index` of the step. It has `tokens` and may get `room` drafts. While
     /// steps overlap, `tokens` lacks its newest token; the guesses then only show whether drafts would be right.
     pub fn propose(&mut self, index: u32, history: &mut History, tokens: &[i32], room: u32) {
-        let limit = self.num_speculative_tokens.min(self.config.cap(self.round.num_running)).min(room);
-        let start = self.found.len();
+        let limit = self.limit.min(room) as usize;
+        let (start, is_choosy) = (self.found.len(), self.config.adaptive);
         if limit > 0 {
             let archive = self.archive.as_ref();
-            let (limit, is_choosy) = (limit as usize, self.config.adaptive);
             history.propose(tokens, limit, is_choosy, archive, &mut self.beliefs, &mut self.found);
         }
         if let Some(archive) = &mut self.archive {
             history.archive(archive, tokens, false);
         }
-        history.credit.count(tokens.len(), self.clock);
-        let credit = history.credit.to_spend();
         let num_drafts = (self.found.len() - start) as u32;
+        let mut credit = 0.0;
+        if is_choosy {
+            history.credit.count(tokens.len(), self.clock);
+            credit = history.credit.to_spend();
+            if num_drafts == 0 {
+                self.num_others += 1;
+                self.others_credit = self.others_credit.min(credit);
+                self.are_patient &= history.credit.is_patient();
+            }
+        }
         if num_drafts > 0 {
             self.candidates.push(Candidate { index, num_drafts, belief: history.belief(), credit });
             self.starts.push(start);
-        } else {
-            self.num_others += 1;
-            self.others_credit = self.others_credit.min(credit);
-            self.are_patient &= history.credit.is_patient();
         }
     }
 

@@ -45,6 +45,8 @@ impl Index {
 #[derive(Clone, Debug)]
 pub struct History {
     index: Index,
+    /// Whether the controller asks how often guesses are right.
+    learns: bool,
     /// How often guesses of each kind were right.
     estimates: [Estimate; NUM_KINDS],
     /// For each kind, how many guesses have counted for other requests.
@@ -87,6 +89,7 @@ impl History {
         index.append(prompt);
         Self {
             index,
+            learns: config.adaptive,
             estimates: [Estimate::default(); NUM_KINDS],
             num_counted: [0; NUM_KINDS],
             prediction: Prediction::new(prediction, prompt.len(), seed),
@@ -103,7 +106,7 @@ impl History {
         }
     }
 
-    /// How likely the last guesses are to be right.
+    /// How likely the last guesses are to be right, if the configuration is `adaptive`.
     #[must_use]
     pub fn belief(&self) -> Belief {
         self.estimates[self.kind as usize].belief(self.prior)
@@ -128,7 +131,9 @@ impl History {
         beliefs: &mut Beliefs,
         drafts: &mut Vec<i32>,
     ) {
-        self.learn(tokens, beliefs);
+        if self.learns {
+            self.learn(tokens, beliefs);
+        }
         self.index.append(tokens);
         let first = drafts.len();
         let may_search = self.may_search(tokens.len());
@@ -160,25 +165,43 @@ impl History {
             self.take_for(kind, beliefs);
             drafts.truncate(first + self.within(limit, is_choosy));
         }
-        // A match of three tokens in other answers is worth more than a match of two in this request.
-        let num_weak = drafts.len() - first;
-        if (num_weak == 0 || self.kind == Kind::Few)
+        if (drafts.len() == first || self.kind == Kind::Few)
             && may_search
-            && let (Some(archive), Some(limits)) = (archive, self.limits())
+            && let Some(archive) = archive
         {
-            let before = std::mem::replace(&mut self.kind, Kind::Archive);
-            self.take_for(Kind::Archive, beliefs);
-            archive.propose(self.seed, &limits, tokens, self.within(limit, is_choosy), drafts);
-            if num_weak == 0 || drafts.len() > first + num_weak {
-                drafts.drain(first..first + num_weak);
-            } else {
-                self.take_for(before, beliefs);
-            }
+            self.propose_others(archive, tokens, limit, is_choosy, beliefs, first, drafts);
         }
         self.num_misses = if drafts.len() == first { self.num_misses.saturating_add(1) } else { 0 };
-        self.guessed.clear();
-        self.guessed.extend_from_slice(&drafts[first..]);
+        if self.learns {
+            self.guessed.clear();
+            self.guessed.extend_from_slice(&drafts[first..]);
+        }
         self.guessed_at = tokens.len();
+    }
+
+    /// Replace the guesses in `drafts`, from `first` on, by those from other answers, if there are any: a match of three
+    /// tokens there is worth more than a match of two in this request.
+    #[expect(clippy::too_many_arguments, reason = "what `propose` was called with")]
+    fn propose_others(
+        &mut self,
+        archive: &Archive,
+        tokens: &[i32],
+        limit: usize,
+        is_choosy: bool,
+        beliefs: &Beliefs,
+        first: usize,
+        drafts: &mut Vec<i32>,
+    ) {
+        let Some(limits) = self.limits() else { return };
+        let num_weak = drafts.len() - first;
+        let before = std::mem::replace(&mut self.kind, Kind::Archive);
+        self.take_for(Kind::Archive, beliefs);
+        archive.propose(self.seed, &limits, tokens, self.within(limit, is_choosy), drafts);
+        if num_weak == 0 || drafts.len() > first + num_weak {
+            drafts.drain(first..first + num_weak);
+        } else {
+            self.take_for(before, beliefs);
+        }
     }
 
     /// Record a step that ran guesses of the second model: `num_right` were right, and if `missed`, the next one was
@@ -194,6 +217,9 @@ impl History {
     /// after shorter matches of the same text.
     fn take_for(&mut self, kind: Kind, beliefs: &Beliefs) {
         self.kind = kind;
+        if !self.learns {
+            return;
+        }
         self.prior = beliefs.share(kind);
         if let Kind::Some | Kind::Many = kind
             && let shorter = &self.estimates[..kind as usize]
@@ -215,9 +241,8 @@ impl History {
         }
         let came = tokens.get(self.guessed_at..).unwrap_or_default();
         let known = came.len().min(self.guessed.len());
-        let right =
-            self.guessed[..known].iter().zip(came).take_while(|(guess, token_id)| guess == token_id).count();
         if known > 0 {
+            let right = common_prefix(&self.guessed[..known], &came[..known]);
             let kind = self.kind as usize;
             self.estimates[kind].observe(right as u32, right < known);
             if self.num_counted[kind] < NUM_FIRST {
@@ -229,7 +254,14 @@ impl History {
 
     /// Archive what was answered since the last call: whole pieces, and with `is_over` also the rest. What the same
     /// request repeats from its own answer is archived already and left out.
+    #[inline]
     pub fn archive(&mut self, archive: &mut Archive, tokens: &[i32], is_over: bool) {
+        if tokens.len() >= self.num_archived + if is_over { 1 } else { PIECE } {
+            self.archive_pieces(archive, tokens, is_over);
+        }
+    }
+
+    fn archive_pieces(&mut self, archive: &mut Archive, tokens: &[i32], is_over: bool) {
         while tokens.len() >= self.num_archived + if is_over { 1 } else { PIECE } {
             let (first, end) = (self.num_archived, tokens.len().min(self.num_archived + PIECE));
             let is_there = match &self.index {
@@ -254,4 +286,12 @@ impl History {
             Index::Ngram(_) | Index::Model => None,
         }
     }
+}
+
+/// How many leading tokens of two texts of the same length are equal.
+fn common_prefix(one: &[i32], other: &[i32]) -> usize {
+    if one == other {
+        return one.len();
+    }
+    one.iter().zip(other).take_while(|(one, other)| one == other).count()
 }

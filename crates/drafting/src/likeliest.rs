@@ -38,9 +38,9 @@ pub(crate) struct Likeliest {
     /// The drafts by depth, then by row.
     found: Vec<Draft>,
     gains: Vec<f32>,
+    /// The drafts by class; only the first `num_sorted` count.
     sorted: Vec<Draft>,
-    /// For the rows that have drafts at the current depth: the candidate, and the probability of its previous draft.
-    survivals: Vec<Draft>,
+    num_sorted: usize,
     /// For each class, where its next draft goes.
     places: Vec<u32>,
 }
@@ -58,14 +58,15 @@ impl Likeliest {
         for count in &mut self.places {
             place += std::mem::replace(count, place);
         }
-        self.sorted.clear();
-        self.sorted.resize(self.found.len(), Draft::default());
+        if self.sorted.len() < self.found.len() {
+            self.sorted.resize(self.found.len(), Draft::default());
+        }
         for &draft in &self.found {
             let place = &mut self.places[class_of(draft.survival)];
             self.sorted[*place as usize] = draft;
             *place += 1;
         }
-        self.sorted.truncate(most as usize);
+        self.num_sorted = self.found.len().min(most as usize);
     }
 
     /// For each candidate, the expected number of tokens from all its drafts.
@@ -75,7 +76,7 @@ impl Likeliest {
 
     /// The sorted drafts.
     pub(crate) fn sorted(&self) -> &[Draft] {
-        &self.sorted
+        &self.sorted[..self.num_sorted]
     }
 
     /// Look at all drafts: first at the first one of each row, then at the second ones, and so on.
@@ -83,22 +84,25 @@ impl Likeliest {
         self.found.clear();
         self.gains.clear();
         self.gains.resize(candidates.len(), 0.0);
-        self.survivals.clear();
-        self.survivals.extend(
-            (0..candidates.len()).map(|candidate| Draft { candidate: candidate as u32, survival: 1.0 }),
-        );
-        let mut depth = 0;
-        while !self.survivals.is_empty() {
-            self.survivals.retain_mut(|draft| {
-                let candidate = &candidates[draft.candidate as usize];
-                draft.survival *= candidate.belief.acceptance_after(depth);
-                candidate.num_drafts > depth
-            });
-            for draft in &self.survivals {
-                self.gains[draft.candidate as usize] += draft.survival;
+        for (index, (candidate, gain)) in (0..).zip(candidates.iter().zip(&mut self.gains)) {
+            if candidate.num_drafts > 0 {
+                let survival = candidate.belief.acceptance_after(0);
+                *gain += survival;
+                self.found.push(Draft { candidate: index, survival });
             }
-            self.found.extend_from_slice(&self.survivals);
-            depth += 1;
+        }
+        let (mut depth, mut shallower) = (1, 0..self.found.len());
+        while !shallower.is_empty() {
+            for place in shallower.clone() {
+                let Draft { candidate: index, mut survival } = self.found[place];
+                let candidate = &candidates[index as usize];
+                if candidate.num_drafts > depth {
+                    survival *= candidate.belief.acceptance_after(depth);
+                    self.gains[index as usize] += survival;
+                    self.found.push(Draft { candidate: index, survival });
+                }
+            }
+            (depth, shallower) = (depth + 1, shallower.end..self.found.len());
         }
     }
 }

@@ -132,6 +132,7 @@ impl SuffixIndex {
     }
 
     /// Add the tokens that are new since the last call. The last key is left out, because it is what is looked up.
+    #[inline]
     pub fn append(&mut self, tokens: &[i32]) {
         if self.follow(tokens) {
             return;
@@ -142,13 +143,18 @@ impl SuffixIndex {
     }
 
     /// Append at most `limit` tokens that may follow to `drafts`. Returns how long the match was.
+    #[inline]
     pub fn propose(&mut self, tokens: &[i32], limit: usize, drafts: &mut Vec<i32>) -> MatchedBy {
+        let Some(Path { place, .. }) = self.path else { return self.search(tokens, limit, drafts) };
+        let max_match = self.limits.max_match.min(MAX_MATCH_TOKENS);
+        let limit = (self.limits.max_factor * f64::from(max_match)).min(limit as f64) as usize;
+        go_on(tokens, place, limit, drafts);
+        MatchedBy::Many
+    }
+
+    /// Do so without a path, and take one if the match is as long as any.
+    fn search(&mut self, tokens: &[i32], limit: usize, drafts: &mut Vec<i32>) -> MatchedBy {
         let max_match = self.limits.max_match.min(MAX_MATCH_TOKENS) as usize;
-        if let Some(Path { place, .. }) = self.path {
-            let limit = (self.limits.max_factor * max_match as f64).min(limit as f64) as usize;
-            go_on(tokens, place, limit, drafts);
-            return MatchedBy::Many;
-        }
         let mut matches = Matches::new(max_match);
         let mut matched_by = MatchedBy::Few;
         for (places, num_links, key) in [
@@ -183,6 +189,7 @@ impl SuffixIndex {
     }
 
     /// Follow the path, if there is one and all new tokens equal its tokens.
+    #[inline]
     fn follow(&mut self, tokens: &[i32]) -> bool {
         let Some(path) = &mut self.path else { return false };
         let came = &tokens[path.num_tokens..];
@@ -191,14 +198,19 @@ impl SuffixIndex {
             (path.place, path.num_tokens) = (next, tokens.len());
             return true;
         }
+        self.leave_path();
+        false
+    }
+
+    /// Leave the path, whose last tokens are indexed from now on.
+    fn leave_path(&mut self) {
+        let Some(path) = self.path.take() else { return };
         let skipped = path.num_tokens.saturating_sub(LEFT_TOKENS);
         if skipped > path.from {
             for places in [&mut self.long, &mut self.places, &mut self.short] {
                 places.skip_to(skipped);
             }
         }
-        self.path = None;
-        false
     }
 
     /// Whether the tokens from `first` to `end` are known to have occurred before, not earlier than `earliest`.
@@ -211,11 +223,18 @@ impl SuffixIndex {
 }
 
 /// Append `limit` tokens from `place` on; after the newest token, continue with the appended ones.
+#[inline]
 fn go_on(tokens: &[i32], place: usize, limit: usize, drafts: &mut Vec<i32>) {
     let first = drafts.len();
     let known = &tokens[place..tokens.len().min(place + limit)];
     drafts.extend_from_slice(known);
-    if known.len() < limit {
+    if let &[only] = known {
+        // One token over and over.
+        let run = [only; MAX_MATCH_TOKENS as usize];
+        while drafts.len() < first + limit {
+            drafts.extend_from_slice(&run[..run.len().min(first + limit - drafts.len())]);
+        }
+    } else if known.len() < limit {
         drafts.resize(first + limit, 0);
         let appended = &mut drafts[first..];
         let mut period = known.len().max(1);

@@ -397,6 +397,15 @@ impl Request {
         &self.token_ids
     }
 
+    /// What its drafts are made of, and all known tokens in one place; `None`: it gets no drafts.
+    pub(crate) fn history_and_tokens(&mut self) -> Option<(&mut History, &[i32])> {
+        if self.num_recent > 0 && self.cold.history.is_some() {
+            self.gather_tokens();
+        }
+        let history = self.cold.history.as_deref_mut()?;
+        Some((history, &self.token_ids))
+    }
+
     /// All known tokens, copied.
     pub(crate) fn all_tokens(&self) -> Vec<i32> {
         [&self.token_ids, &self.recent[..usize::from(self.num_recent)]].concat()

@@ -76,6 +76,7 @@ pub(crate) struct Step {
     /// Whether there is room for the whole table of every row.
     fits_all_blocks: bool,
     max_num_seqs: usize,
+    max_num_tokens: usize,
     block_size: u32,
     /// Whether a request whose token is being sampled must not be in the plan.
     waits_for_tokens: bool,
@@ -84,6 +85,8 @@ pub(crate) struct Step {
     /// Number of tokens of the previous plan in this set: these slots are reset to padding.
     previous_num_tokens: usize,
     draft_token_ids: Vec<i32>,
+    /// While the plan is written again: the first row of logits, and the first token, of the latest run of decodes.
+    decodes_from: (u32, u32),
     /// Rows that need log-probabilities of their prompts, in the order of the entries.
     pub(crate) prompt_spans: Vec<PromptSpan>,
     /// Buffer for a round of decodes: row, index in its table and id of each block that was begun.
@@ -108,6 +111,7 @@ impl Step {
             fits_all_blocks: capacity("bt_block_ids")
                 >= (config.max_num_seqs * (1 + config.blocks_per_request())) as usize,
             max_num_seqs: config.max_num_seqs as usize,
+            max_num_tokens: config.max_num_batched_tokens as usize,
             block_size: config.block_size,
             waits_for_tokens: config.is_pipeline(),
             num_speculative_tokens: config.num_speculative_tokens,
@@ -116,6 +120,7 @@ impl Step {
             draft_token_ids: Vec::with_capacity(
                 (config.max_num_seqs * config.num_speculative_tokens) as usize,
             ),
+            decodes_from: (0, 0),
             prompt_spans: Vec::new(),
             new_blocks: Vec::with_capacity(config.max_num_seqs as usize),
             finished_ids: Vec::with_capacity(config.max_num_seqs as usize),
@@ -399,6 +404,7 @@ impl Step {
     }
 
     /// Write the arrays with one element per request.
+    #[inline]
     fn write_row(&mut self, entry: &Entry, request: &Request, computed: u32) {
         let index = self.output.num_reqs as usize;
         let buffers = &mut self.buffers;

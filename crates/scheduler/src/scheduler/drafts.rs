@@ -9,8 +9,10 @@ use drafting::{Drafter, Round};
 use super::Scheduler;
 use crate::{
     clock::monotonic_ns,
+    kv_cache_manager::KVCacheManager,
     output::SchedulerOutput,
     request::{Request, UNKNOWN_TOKEN},
+    step::{Entry, Step},
 };
 
 impl Scheduler {
@@ -26,80 +28,74 @@ impl Scheduler {
     }
 
     /// Let rows of the plan run drafts, in their order, with the rest of the budget.
-    pub(crate) fn schedule_drafts(&mut self, set: usize, mut budget: u32) {
+    pub(crate) fn schedule_drafts(&mut self, set: usize, budget: u32) {
         if self.config.num_speculative_tokens == 0 {
             return;
         }
-        let has_drafts = match self.drafter.take() {
+        match self.drafter.take() {
             Some(mut drafter) => {
                 self.look_for_drafts(set, &mut drafter);
-                let has_drafts = self.add_found_drafts(set, &mut drafter, &mut budget);
+                self.add_found_drafts(set, &mut drafter, budget);
                 self.drafter = Some(drafter);
-                has_drafts
             }
-            None => self.add_given_drafts(set, &mut budget),
-        };
-        if has_drafts {
-            self.steps[set].replay(&self.requests);
+            None => self.add_given_drafts(set, budget),
         }
         if self.config.makes_unknown_drafts() {
             self.expect_unknown_drafts(set);
         }
     }
 
-    /// Add the drafts that the drafter has chosen. Returns whether any were added.
-    fn add_found_drafts(&mut self, set: usize, drafter: &mut Drafter, budget: &mut u32) -> bool {
-        let mut has_drafts = false;
-        for (index, drafts) in drafter.end_round() {
-            if !drafts.is_empty() {
-                has_drafts |= self.add_drafts(set, index as usize, drafts, budget);
+    /// Add the drafts that the drafter has chosen. If there are any, the plan is written again, each row as soon as its
+    /// drafts are known: its request is at hand then.
+    fn add_found_drafts(&mut self, set: usize, drafter: &mut Drafter, budget: u32) {
+        let mut found = drafter.end_round().filter(|(_, drafts)| !drafts.is_empty());
+        let Some(mut next) = found.next() else { return };
+        let mut room = self.room_for_drafts(set, budget);
+        let Self { steps, requests, kv, .. } = self;
+        let step = &mut steps[set];
+        let mut entries = step.begin_rewrite();
+        for (index, entry) in (0..).zip(&mut entries) {
+            let request = &mut requests[entry.tenant.slot as usize];
+            if next.0 == index {
+                room.add(step, entry, request, kv, next.1);
+                next = found.next().unwrap_or((u32::MAX, &[]));
             }
+            step.write_again(entry, request);
         }
-        has_drafts
+        step.end_rewrite(entries);
     }
 
-    /// Add the drafts that came with the tokens of the previous step. Returns whether any were added.
-    fn add_given_drafts(&mut self, set: usize, budget: &mut u32) -> bool {
+    /// Add the drafts that came with the tokens of the previous step.
+    fn add_given_drafts(&mut self, set: usize, budget: u32) {
+        let mut room = self.room_for_drafts(set, budget);
+        let Self { steps, requests, kv, .. } = self;
+        let step = &mut steps[set];
+        let mut entries = std::mem::take(&mut step.entries);
         let mut has_drafts = false;
-        for index in 0..self.steps[set].entries.len() {
-            let slot = self.steps[set].entries[index].tenant.slot as usize;
-            let mut given = std::mem::take(&mut self.requests[slot].cold.draft_token_ids);
+        for entry in &mut entries {
+            let request = &mut requests[entry.tenant.slot as usize];
+            let mut given = std::mem::take(&mut request.cold.draft_token_ids);
             if !given.is_empty() {
-                has_drafts |= self.add_drafts(set, index, &given, budget);
+                has_drafts |= room.add(step, entry, request, kv, &given);
             }
             // None of them is left for a later step.
             given.clear();
-            self.requests[slot].cold.draft_token_ids = given;
+            request.cold.draft_token_ids = given;
         }
-        has_drafts
+        step.entries = entries;
+        if has_drafts {
+            step.replay(requests);
+        }
     }
 
-    /// How many of its drafts a request of the plan may run: none beyond its last possible token, and none that would
-    /// leave fewer free blocks than there are running requests.
-    fn num_drafts_that_fit(&self, set: usize, request: &Request, num_drafts: u32, budget: u32) -> u32 {
-        let room = request.max_total_tokens.saturating_sub(request.num_expected_tokens);
-        let spare_blocks = self.kv.pool.num_free().saturating_sub(self.running.len() as u32);
-        let new_blocks = spare_blocks.min(self.steps[set].block_ids_left() as u32);
-        let capacity = (request.block_table.len() as u32 + new_blocks).saturating_mul(self.config.block_size);
-        num_drafts.min(room).min(budget).min(capacity - request.num_computed_tokens)
-    }
-
-    /// Add as many of a request's drafts to its row as its grammar accepts and as fit. Returns whether any were added.
-    fn add_drafts(&mut self, set: usize, index: usize, drafts: &[i32], budget: &mut u32) -> bool {
-        let slot = self.steps[set].entries[index].tenant.slot;
-        let request = &self.requests[slot as usize];
-        let num_taken = request.num_drafts_taken(drafts);
-        let num_drafts = self.num_drafts_that_fit(set, request, num_taken, *budget);
-        if num_drafts == 0 {
-            return false;
+    /// What the drafts of a plan may take.
+    fn room_for_drafts(&self, set: usize, budget: u32) -> DraftRoom {
+        DraftRoom {
+            budget,
+            num_running: self.running.len() as u32,
+            num_block_ids: self.steps[set].block_ids_left() as u32,
+            block_size: self.config.block_size,
         }
-        *budget -= num_drafts;
-        let request = &mut self.requests[slot as usize];
-        let num_owned = request.block_table.len() as u32;
-        self.kv.grow(request, request.num_computed_tokens + num_drafts);
-        let block_table_start = (request.block_table.len() as u32 > num_owned).then_some(num_owned);
-        self.steps[set].add_drafts(index, request, &drafts[..num_drafts as usize], block_table_start);
-        true
     }
 
     /// If steps overlap and the scheduler makes no drafts, the worker adds drafts of its own to every row in the next
@@ -128,15 +124,14 @@ impl Scheduler {
         };
         drafter.begin_round(round);
         for (index, entry) in step.entries.iter().enumerate() {
-            let request = &mut self.requests[entry.tenant.slot as usize];
             if !entry.sampled || entry.is_new || entry.num_scheduled_tokens != 1 {
                 continue;
             }
-            let Some(mut history) = request.cold.history.take() else { continue };
-            request.gather_tokens();
+            let request = &mut self.requests[entry.tenant.slot as usize];
             let num_left = request.max_total_tokens.saturating_sub(request.num_expected_tokens);
-            drafter.propose(index as u32, &mut history, request.gathered_tokens(), num_left);
-            request.cold.history = Some(history);
+            if let Some((history, tokens)) = request.history_and_tokens() {
+                drafter.propose(index as u32, history, tokens, num_left);
+            }
         }
     }
 
@@ -144,10 +139,10 @@ impl Scheduler {
     pub(crate) fn archive_answer(&mut self, slot: u32) {
         let Some(drafter) = &mut self.drafter else { return };
         let request = &mut self.requests[slot as usize];
-        if let Some(mut history) = request.cold.history.take() {
-            request.gather_tokens();
-            drafter.retire(&mut history, request.gathered_tokens());
+        if let Some((history, tokens)) = request.history_and_tokens() {
+            drafter.retire(history, tokens);
         }
+        request.cold.history = None;
     }
 
     /// Report to the drafter how long a step took and what it gave.
@@ -159,5 +154,53 @@ impl Scheduler {
         self.stats.num_draft_pauses = stats.num_pauses;
         self.stats.is_drafting_paused = u64::from(stats.is_paused);
         self.stats.num_withheld_draft_tokens = stats.num_withheld;
+    }
+}
+
+/// What the drafts of a step may take in addition to its plan.
+struct DraftRoom {
+    /// Tokens.
+    budget: u32,
+    /// Running requests: so many blocks must stay free.
+    num_running: u32,
+    /// Ids of new blocks that the arrays have room for.
+    num_block_ids: u32,
+    block_size: u32,
+}
+
+impl DraftRoom {
+    /// Add as many of a request's drafts to its row as its grammar accepts and as fit. Returns whether any were added.
+    #[inline]
+    fn add(
+        &mut self,
+        step: &mut Step,
+        entry: &mut Entry,
+        request: &mut Request,
+        kv: &mut KVCacheManager,
+        drafts: &[i32],
+    ) -> bool {
+        let num_drafts = self.num_that_fit(kv, request, request.num_drafts_taken(drafts));
+        if num_drafts == 0 {
+            return false;
+        }
+        self.budget -= num_drafts;
+        let num_owned = request.block_table.len() as u32;
+        if request.num_computed_tokens + num_drafts > num_owned * self.block_size {
+            kv.grow(request, request.num_computed_tokens + num_drafts);
+        }
+        let block_table_start = (request.block_table.len() as u32 > num_owned).then_some(num_owned);
+        step.add_drafts(entry, request, &drafts[..num_drafts as usize], block_table_start);
+        true
+    }
+
+    /// How many drafts a request of the plan may run: none beyond its last possible token, and none that would leave
+    /// fewer free blocks than there are running requests.
+    #[inline]
+    fn num_that_fit(&self, kv: &KVCacheManager, request: &Request, num_drafts: u32) -> u32 {
+        let room = request.max_total_tokens.saturating_sub(request.num_expected_tokens);
+        let spare_blocks = kv.pool.num_free().saturating_sub(self.num_running);
+        let new_blocks = spare_blocks.min(self.num_block_ids);
+        let capacity = (request.block_table.len() as u32 + new_blocks).saturating_mul(self.block_size);
+        num_drafts.min(room).min(self.budget).min(capacity - request.num_computed_tokens)
     }
 }

@@ -3,18 +3,48 @@
 use super::{Entry, Step, UNCHANGED, fill_range};
 use crate::{request::Request, requests::Requests};
 
+/// Numbers that `Ranges` writes at once: a row has few, for which a loop that writes exactly so many costs more.
+const PIECE: usize = 16;
+
+/// The rest of a column, for ranges of numbers one behind the other.
+struct Ranges<'a>(&'a mut [i32]);
+
+impl Ranges<'_> {
+    /// Write `start, start + 1, …`, `count` numbers, and, where there is room, some more: what comes next overwrites them.
+    #[inline]
+    fn write(&mut self, count: usize, start: usize) {
+        let mut left = count;
+        let mut next = start as i32;
+        let mut rest = std::mem::take(&mut self.0);
+        loop {
+            let Some(piece) = rest.first_chunk_mut::<PIECE>() else {
+                fill_range(&mut rest[..left], next as usize);
+                break;
+            };
+            for (value, offset) in piece.iter_mut().zip(0..) {
+                *value = next + offset;
+            }
+            if left <= PIECE {
+                break;
+            }
+            rest = &mut rest[PIECE..];
+            (left, next) = (left - PIECE, next + PIECE as i32);
+        }
+        self.0 = &mut rest[left..];
+    }
+}
+
 impl Step {
-    /// Let the row in batch position `index` run drafts after its token; call `replay` afterwards. `block_table_start`:
-    /// the first block that is new to the worker, if the table has grown for them.
+    /// Let a row run drafts after its token; it is to be written again. `block_table_start`: the first block that is new
+    /// to the worker, if the table has grown for them.
     pub(crate) fn add_drafts(
         &mut self,
-        index: usize,
+        entry: &mut Entry,
         request: &mut Request,
         drafts: &[i32],
         block_table_start: Option<u32>,
     ) {
         let count = drafts.len() as u32;
-        let entry = &mut self.entries[index];
         entry.draft_start = self.draft_token_ids.len() as u32;
         entry.num_draft_tokens = count as u8;
         entry.num_scheduled_tokens += count;
@@ -44,19 +74,53 @@ impl Step {
 
     /// Write the plan again from its entries, after one was removed or changed.
     pub(crate) fn replay(&mut self, requests: &Requests) {
+        let entries = self.begin_rewrite();
+        for entry in &entries {
+            self.write_again(entry, &requests[entry.tenant.slot as usize]);
+        }
+        self.end_rewrite(entries);
+    }
+
+    /// Begin to write the plan again. Call `write_again` for each of the returned entries, then `end_rewrite`.
+    pub(crate) fn begin_rewrite(&mut self) -> Vec<Entry> {
         self.previous_num_tokens =
             self.previous_num_tokens.max(self.output.total_num_scheduled_tokens as usize);
         self.rewind();
-        let entries = std::mem::take(&mut self.entries);
-        for entry in &entries {
-            let request = &requests[entry.tenant.slot as usize];
-            if self.is_known_decode(entry, request) {
-                self.write_decode(entry, request);
-            } else {
-                self.write(entry, request, request.num_expected_tokens - entry.num_placeholders());
-            }
+        self.begin_decodes();
+        std::mem::take(&mut self.entries)
+    }
+
+    /// Write the next row again.
+    #[inline]
+    pub(crate) fn write_again(&mut self, entry: &Entry, request: &Request) {
+        if self.is_known_decode(entry, request) {
+            self.write_decode(entry, request);
+        } else {
+            self.end_decodes();
+            self.write(entry, request, request.num_expected_tokens - entry.num_placeholders());
+            self.begin_decodes();
         }
+    }
+
+    /// The rows are written; `entries` is what `begin_rewrite` gave.
+    pub(crate) fn end_rewrite(&mut self, entries: Vec<Entry>) {
+        self.end_decodes();
         self.entries = entries;
+    }
+
+    /// The next rows may be written by `write_decode`.
+    fn begin_decodes(&mut self) {
+        self.decodes_from = (self.output.num_logits, self.output.total_num_scheduled_tokens);
+    }
+
+    /// Write what all tokens of such rows have in common: each has a row of logits.
+    fn end_decodes(&mut self) {
+        let (first_logit, first) = self.decodes_from;
+        let count = (self.output.num_logits - first_logit) as usize;
+        fill_range(self.buffers.logits_indices.window(first_logit as usize, count), first as usize);
+        // `Ranges` may have written this far.
+        let written = self.output.total_num_scheduled_tokens as usize + PIECE;
+        self.previous_num_tokens = self.previous_num_tokens.max(written.min(self.max_num_tokens));
     }
 
     /// Whether a row is only the newest token of its request and drafts, and the worker learns nothing else: nearly all
@@ -70,24 +134,29 @@ impl Step {
             && self.prompt_spans.is_empty()
     }
 
-    /// Write such a row: what [`write`](Self::write) does, without its special cases.
+    /// Write such a row: what [`write`](Self::write) does, without its special cases and `logits_indices`.
+    #[inline]
     fn write_decode(&mut self, entry: &Entry, request: &Request) {
         let (computed, count) = (entry.num_computed_tokens as usize, entry.num_scheduled_tokens as usize);
-        let (first, first_logit) =
-            (self.output.total_num_scheduled_tokens as usize, self.output.num_logits as usize);
+        let first = self.output.total_num_scheduled_tokens as usize;
         self.write_row(entry, request, entry.num_computed_tokens);
         let buffers = &mut self.buffers;
-        let (newest, draft_ids) = buffers.input_ids.window(first, count).split_at_mut(1);
-        newest[0] = request.last_token_id();
-        draft_ids.copy_from_slice(&self.draft_token_ids[entry.draft_start as usize..][..count - 1]);
-        fill_range(buffers.positions.window(first, count), computed);
-        fill_range(buffers.logits_indices.window(first_logit, count), first);
-        let (block_size, mut slots) = (self.block_size as usize, buffers.slot_mapping.window(first, count));
+        if let [newest, draft_ids @ ..] = buffers.input_ids.window(first, count) {
+            *newest = request.last_token_id();
+            draft_ids.copy_from_slice(&self.draft_token_ids[entry.draft_start as usize..][..count - 1]);
+        }
+        let block_size = self.block_size as usize;
         let (mut block, mut offset) = (computed / block_size, computed % block_size);
-        while !slots.is_empty() {
-            let (in_block, behind) = slots.split_at_mut(slots.len().min(block_size - offset));
-            fill_range(in_block, request.block_table[block].0 as usize * block_size + offset);
-            (slots, block, offset) = (behind, block + 1, 0);
+        // Room for whole pieces, although later rows have their places there: they are written later.
+        let span = (count + PIECE).min(self.max_num_tokens - first);
+        let mut positions = Ranges(buffers.positions.window(first, span));
+        let mut slots = Ranges(buffers.slot_mapping.window(first, span));
+        let mut done = 0;
+        while done < count {
+            let in_block = (count - done).min(block_size - offset);
+            positions.write(in_block, computed + done);
+            slots.write(in_block, request.block_table[block].0 as usize * block_size + offset);
+            (done, block, offset) = (done + in_block, block + 1, 0);
         }
         buffers.sampled_rows.write(self.output.num_sampled as usize, request.row as i32);
         let output = &mut self.output;
