@@ -64,8 +64,9 @@ def test_quantised_weights(architecture):
             "needs a positive number 'mscale', which is inf",
         ),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1}, "rope_theta above 1"),
-        ("MistralForCausalLM", {"sliding_window": 0}, "'sliding_window' must be an integer from 1 to 16777216, got 0"),
+        ("MistralForCausalLM", {"sliding_window": 0}, "'sliding_window' must be an integer of at least 1, .* got 0"),
         ("MistralForCausalLM", {"sliding_window": "7"}, "'sliding_window' must be an integer .* got '7'"),
+        ("Phi3ForCausalLM", {"sliding_window": -1}, "'sliding_window' must be an integer of at least 1, .* got -1"),
         ("MistralForCausalLM", {"layer_types": [FULL, FULL]}, "'layer_types' must list a type for each of 3 layers"),
         (
             "MistralForCausalLM", {"layer_types": [FULL, "chunked_attention", FULL]},
@@ -114,7 +115,7 @@ def test_quantised_weights(architecture):
         ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 0}, "'query_pre_attn_scalar' must be a positive number, got 0"),
         ("Gemma2ForCausalLM", {"sliding_window": None}, "layer 0 has 'sliding_attention', but 'sliding_window' is not"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' = 50.0 is not supported"),
-        ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "linear"}}, "must hold an object for each type"),
+        ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "must hold an object for each type"),
         ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "'sliding_window_pattern' must be an integer from 1"),
         ("GPT2LMHeadModel", {"add_cross_attention": True}, "'add_cross_attention' = True is not supported"),
     ],
@@ -129,6 +130,9 @@ def test_settings_that_change_nothing_here_are_not_refused():
     build("Qwen2ForCausalLM", {"sliding_window": 7, "max_window_layers": 0})  # not in use
     build("Gemma2ForCausalLM", {"use_bidirectional_attention": None, "attention_dropout": 0.1})
     build("MistralForCausalLM", {"layer_types": [FULL] * 5})  # more than there are layers
+    for window in (129, 1 << 25, 2**63, 10**200):  # more than the longest sequence has tokens
+        [first, *_] = build("MistralForCausalLM", {"sliding_window": window}).layers
+        assert first.self_attn.sliding_window == min(window, 2**31 - 1)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from rustvllm.config.checkpoint import gguf_config
 from rustvllm.config.checkpoint.gguf_file import GgufFile, is_gguf
 from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.config.pooler import find_pooler, longest_text
+from rustvllm.config.rope import check_rope, longest_sequence
 from rustvllm.config.vision import read_vision
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
@@ -162,7 +163,8 @@ def read_model_config(
     else:
         generation = _read_generation_config(path, generation_config)
     generation.update(override_generation_config or {})
-    longest = _longest(config, positions, file)
+    check_rope(config, file, positions)
+    longest = longest_sequence(config, positions)
     if pooler is not None and pooler.classifier is None:
         longest = longest_text(path, longest)
     max_model_len = _check_max_model_len(max_model_len, longest, model)
@@ -366,38 +368,6 @@ def _positive_int(value: object, name: str, file: Path) -> int:
 def _optional_int(config: Mapping[str, Any], name: str, file: Path, default: int) -> int:
     value = config.get(name)
     return default if value is None else _positive_int(value, name, file)
-
-
-def _longest(config: Mapping[str, Any], positions: int, file: Path) -> int:
-    """Positions the model can tell apart, with the scaling of its rotary embedding.
-
-    Raises:
-        ModelLoadError: A number of the scaling is none, or the product is more than can be counted.
-    """
-    # Newer configurations say rope_parameters for what older ones call rope_scaling.
-    scaling = config.get("rope_parameters") or config.get("rope_scaling")
-    # Gemma 3 scales some of its layers only, and counts it already.
-    if not isinstance(scaling, Mapping) or str(config.get("model_type")).startswith("gemma3"):
-        return positions
-    kind = scaling.get("rope_type") or scaling.get("type")
-    factor = scaling.get("factor")
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 1:
-        return positions
-    trained = positions
-    if kind == "yarn":
-        original = scaling.get("original_max_position_embeddings")
-        if isinstance(original, bool) or not isinstance(original, int) or original <= 0:
-            return positions
-        trained = original
-    elif kind not in ("linear", "dynamic"):
-        return positions  # llama3 and longrope: max_position_embeddings counts the scaling already
-    stretched = trained * float(factor)
-    if not stretched <= MAX_INTEGER:  # true for NaN too
-        raise ModelLoadError(
-            f"{file}: the rope scaling factor {factor!r:.80} turns {trained} positions into "
-            f"{stretched:g}, but the limit is {MAX_INTEGER}"
-        )
-    return int(stretched)
 
 
 def _check_max_model_len(asked: int | None, longest: int, model: str) -> int:

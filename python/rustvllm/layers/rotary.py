@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rustvllm.config.rope import check_rope, scaling_number
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.fused import runs_fused, runs_fused_on
 
@@ -210,9 +211,7 @@ def rope_parameters(hf_config: Mapping[str, Any], layer_type: str | None = None)
     Raises:
         ModelLoadError: Settings are of the wrong kind, or ``rope_type`` is unknown.
     """
-    for key in ("rope_parameters", "rope_scaling"):
-        if hf_config.get(key) is not None and not isinstance(hf_config[key], Mapping):
-            raise ModelLoadError(f"config.json: {key} must be an object or null, got {hf_config[key]!r}")
+    check_rope(hf_config)
     own: Any = hf_config.get("rope_parameters") or {}
     if layer_type is not None:
         if own and not any(isinstance(value, Mapping) for value in own.values()):
@@ -238,14 +237,14 @@ def rope_parameters(hf_config: Mapping[str, Any], layer_type: str | None = None)
     for key, default in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0)):
         if parameters.get(key) is None:
             parameters[key] = default if hf_config.get(key) is None else hf_config[key]
-        parameters[key] = _number(parameters, key, rope_type)
+        parameters[key] = scaling_number(parameters, key, rope_type)
     if rope_type in _TYPES_WITH_TRAINED_LENGTH:
         longest = hf_config.get("max_position_embeddings")
         key = "original_max_position_embeddings"
         trained = hf_config.get(key) or parameters.get(key) or longest
-        parameters[key] = _number({key: trained}, key, rope_type)
+        parameters[key] = scaling_number({key: trained}, key, rope_type)
         if parameters.get("factor") is None and longest is not None:
-            parameters["factor"] = _number(hf_config, "max_position_embeddings", rope_type) / parameters[key]
+            parameters["factor"] = scaling_number(hf_config, "max_position_embeddings", rope_type) / parameters[key]
     return parameters
 
 
@@ -256,14 +255,14 @@ def _frequencies(
     rope_type = parameters["rope_type"]
     theta = float(parameters["rope_theta"])
     if rope_type == "dynamic":
-        factor = _number(parameters, "factor", rope_type)
-        trained = _number(hf_config, "max_position_embeddings", rope_type)
+        factor = scaling_number(parameters, "factor", rope_type)
+        trained = scaling_number(hf_config, "max_position_embeddings", rope_type)
         if max_model_len > trained and rotary_dim > 2:
             stretch = factor * max_model_len / trained - (factor - 1)
             theta *= stretch ** (rotary_dim / (rotary_dim - 2))
         return _default_inv_freq(theta, rotary_dim), 1.0
     if rope_type == "linear":
-        return _default_inv_freq(theta, rotary_dim) / _number(parameters, "factor", rope_type), 1.0
+        return _default_inv_freq(theta, rotary_dim) / scaling_number(parameters, "factor", rope_type), 1.0
     if rope_type == "llama3":
         return _llama3_inv_freq(parameters, theta, rotary_dim), 1.0
     if rope_type == "yarn":
@@ -288,20 +287,6 @@ def _rotary_dim(parameters: Mapping[str, Any], head_dim: int, *, partial: bool) 
     return rotary_dim
 
 
-def _number(parameters: Mapping[str, Any], key: str, rope_type: str) -> float:
-    value = parameters.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        got = "is missing" if value is None else f"is {value!r:.80}"
-        raise ModelLoadError(f"config.json: rope type {rope_type!r} needs a positive number {key!r}, which {got}")
-    return float(value)
-
-
-def _optional_number(parameters: Mapping[str, Any], key: str, rope_type: str) -> float | None:
-    """A number, or None if it is null or 0, which select the type's default."""
-    value = parameters.get(key)
-    return None if value is None or value == 0 else _number(parameters, key, rope_type)
-
-
 def _default_inv_freq(theta: float, rotary_dim: int) -> Tensor:
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device="cpu") / rotary_dim
     return 1.0 / (theta**exponents)
@@ -310,15 +295,9 @@ def _default_inv_freq(theta: float, rotary_dim: int) -> Tensor:
 def _llama3_inv_freq(parameters: Mapping[str, Any], theta: float, rotary_dim: int) -> Tensor:
     """Divide the frequencies of long wavelengths by ``factor``, keep short ones, and blend between (Llama 3.1)."""
     inv_freq = _default_inv_freq(theta, rotary_dim)
-    factor = _number(parameters, "factor", "llama3")
-    low_freq_factor = _number(parameters, "low_freq_factor", "llama3")
-    high_freq_factor = _number(parameters, "high_freq_factor", "llama3")
-    trained = _number(parameters, "original_max_position_embeddings", "llama3")
-    if high_freq_factor <= low_freq_factor:
-        raise ModelLoadError(
-            f"config.json: rope type 'llama3' needs high_freq_factor ({high_freq_factor}) above low_freq_factor "
-            f"({low_freq_factor})"
-        )
+    factor = scaling_number(parameters, "factor", "llama3")
+    low_freq_factor, high_freq_factor = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
+    trained = float(parameters["original_max_position_embeddings"])
     wavelengths = 2 * math.pi / inv_freq
     smooth = (trained / wavelengths - low_freq_factor) / (high_freq_factor - low_freq_factor)
     smooth = smooth.clamp(0.0, 1.0)
@@ -327,19 +306,18 @@ def _llama3_inv_freq(parameters: Mapping[str, Any], theta: float, rotary_dim: in
 
 def _yarn(parameters: Mapping[str, Any], theta: float, rotary_dim: int) -> tuple[Tensor, float]:
     """YaRN (Peng et al., 2023): interpolate slow dimensions, keep fast ones, and sharpen attention a little."""
-    factor = _number(parameters, "factor", "yarn")
+    factor = scaling_number(parameters, "factor", "yarn")
     trained_len = float(parameters["original_max_position_embeddings"])
-    beta_fast = _optional_number(parameters, "beta_fast", "yarn") or 32.0
-    beta_slow = _optional_number(parameters, "beta_slow", "yarn") or 1.0
+    beta_fast, beta_slow = float(parameters.get("beta_fast") or 32), float(parameters.get("beta_slow") or 1)
     if theta <= 1:
         raise ModelLoadError(f"config.json: rope type 'yarn' needs a rope_theta above 1, got {theta}")
 
     def mscale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    attention_factor = _optional_number(parameters, "attention_factor", "yarn")
-    if attention_factor is None:
-        numerator, denominator = (_optional_number(parameters, key, "yarn") for key in ("mscale", "mscale_all_dim"))
+    attention_factor = parameters.get("attention_factor")
+    if not attention_factor:
+        numerator, denominator = parameters.get("mscale"), parameters.get("mscale_all_dim")
         attention_factor = mscale(numerator) / mscale(denominator) if numerator and denominator else mscale(1.0)
 
     def dimension_of(rotations: float) -> float:
@@ -352,24 +330,23 @@ def _yarn(parameters: Mapping[str, Any], theta: float, rotary_dim: int) -> tuple
     ramp = (torch.arange(rotary_dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)
     interpolated = ramp.clamp(0.0, 1.0)
     inv_freq = _default_inv_freq(theta, rotary_dim)
-    return inv_freq / factor * interpolated + inv_freq * (1 - interpolated), attention_factor
+    return inv_freq / factor * interpolated + inv_freq * (1 - interpolated), float(attention_factor)
 
 
 def _longrope(parameters: Mapping[str, Any], theta: float, rotary_dim: int, max_model_len: int) -> tuple[Tensor, float]:
     """LongRoPE (Ding et al., 2024): divide each dimension's frequency by its own factor, which was found by search."""
-    factor = _number(parameters, "factor", "longrope")
+    factor = scaling_number(parameters, "factor", "longrope")
     trained = float(parameters["original_max_position_embeddings"])
     attention_factor = parameters.get("attention_factor")
     if attention_factor is not None:
-        attention_factor = _number(parameters, "attention_factor", "longrope")
+        attention_factor = float(attention_factor)
     elif factor <= 1 or trained <= 1:
         attention_factor = 1.0
     else:
         attention_factor = math.sqrt(1 + math.log(factor) / math.log(trained))
     name = "long_factor" if max_model_len > trained else "short_factor"
     slowdowns: Any = parameters.get(name)
-    numbers = isinstance(slowdowns, list) and all(isinstance(x, int | float) and x > 0 for x in slowdowns)
-    if not numbers or len(slowdowns) != rotary_dim // 2:
+    if not isinstance(slowdowns, list) or len(slowdowns) != rotary_dim // 2:
         raise ModelLoadError(
             f"config.json: rope type 'longrope' needs {rotary_dim // 2} positive numbers in {name!r}, got "
             f"{str(slowdowns)[:80]}"

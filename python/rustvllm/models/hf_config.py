@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rustvllm.config.rope import MAX_POSITIONS
 from rustvllm.exceptions import ModelLoadError
 
 MAX_DIMENSION = 1 << 24
@@ -48,12 +49,6 @@ class HFConfig:
     def index(self, name: str, default: int) -> int:
         """An integer that may be 0, e.g. the number of a layer."""
         return 0 if self._values.get(name) == 0 else self.positive_int(name, default=default)
-
-    def optional_positive_int(self, name: str, default: int | None = None) -> int | None:
-        """A positive integer; None if it is null, ``default`` if it is missing."""
-        if name not in self._values:
-            return default
-        return None if self._values[name] is None else self.positive_int(name)
 
     def optional_positive_float(self, name: str, default: float | None = None) -> float | None:
         """A positive number; None if it is null, ``default`` if it is missing."""
@@ -128,6 +123,23 @@ class HFConfig:
                 )
         return types[:num_layers]
 
+    def sliding_window(self, default: int | None = None) -> int | None:
+        """How many tokens a query sees, including itself; None: all.
+
+        Args:
+            default: The window if the configuration lacks the key.
+
+        Raises:
+            ModelLoadError: The value is not null and no positive integer.
+        """
+        value = self._values.get("sliding_window", default)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ModelLoadError(
+                f"config.json: 'sliding_window' must be an integer of at least 1, or null, got {value!r:.80}"
+            )
+        # No sequence is longer than this: a larger window hides nothing.
+        return None if value is None else min(value, MAX_POSITIONS)
+
     def windows(self, layer_types: Sequence[str], default: int | None = None) -> list[int | None]:
         """Each layer's ``sliding_window``; None for a layer that sees all keys.
 
@@ -138,12 +150,12 @@ class HFConfig:
         Raises:
             ModelLoadError: A layer needs a window, but there is none.
         """
-        window = self.optional_positive_int("sliding_window", default)
+        window = self.sliding_window(default)
         if window is None and SLIDING_ATTENTION in layer_types:
             layer = list(layer_types).index(SLIDING_ATTENTION)
             raise ModelLoadError(
                 f"config.json: layer {layer} has {SLIDING_ATTENTION!r}, but 'sliding_window' is not set; it must be an "
-                f"integer from 1 to {MAX_DIMENSION}"
+                "integer of at least 1"
             )
         return [window if layer_type == SLIDING_ATTENTION else None for layer_type in layer_types]
 

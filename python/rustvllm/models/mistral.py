@@ -17,7 +17,7 @@ class MistralForCausalLM(RotaryLM):
         """If there is a window, every layer has it, unless ``layer_types`` says otherwise."""
         eps = config.positive_float("rms_norm_eps", 1e-6)
         inner_size, act = config.positive_int("intermediate_size"), config.string("hidden_act", "silu")
-        has_window = config.optional_positive_int("sliding_window") is not None
+        has_window = config.sliding_window() is not None
         types = config.layer_types(num_layers, lambda _: SLIDING_ATTENTION if has_window else FULL_ATTENTION)
         windows = config.windows(types)
         return lambda layer: PreNormLayer(

@@ -31,7 +31,7 @@ class MixtralForCausalLM(RotaryLM):
         experts = ExpertSizes.from_config(
             config, sizes.hidden_size, inner="intermediate_size", experts=_DEFAULT_EXPERTS
         )
-        act, window = config.string("hidden_act", "silu"), config.optional_positive_int("sliding_window")
+        act, window = config.string("hidden_act", "silu"), config.sliding_window()
         return lambda _: PreNormLayer(
             eps, RotaryAttention(sizes, sliding_window=window), ExpertMLP(experts, act, is_normed=True)
         )

@@ -27,7 +27,7 @@ class Phi3ForCausalLM(RotaryLM):
         """If there is a window, every layer has it."""
         eps = config.positive_float("rms_norm_eps", 1e-5)
         inner_size, act = config.positive_int("intermediate_size"), config.string("hidden_act", "silu")
-        window = config.optional_positive_int("sliding_window")
+        window = config.sliding_window()
         return lambda _: PreNormLayer(
             eps,
             RotaryAttention(sizes, sliding_window=window, stored_fused=True),

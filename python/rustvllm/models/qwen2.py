@@ -33,7 +33,7 @@ def qwen_windows(config: HFConfig, num_layers: int) -> Sequence[int | None]:
     """
     slides = config.boolean("use_sliding_window", default=False)
     first = config.index("max_window_layers", default=28)
-    has_window = slides and config.optional_positive_int("sliding_window") is not None
+    has_window = slides and config.sliding_window() is not None
     types = config.layer_types(
         num_layers, lambda layer: SLIDING_ATTENTION if has_window and layer >= first else FULL_ATTENTION
     )

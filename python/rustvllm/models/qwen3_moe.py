@@ -25,7 +25,7 @@ class Qwen3MoeForCausalLM(RotaryLM):
         bias = config.boolean("attention_bias", default=False)
         act = config.string("hidden_act", "silu")
         slides = config.boolean("use_sliding_window", default=False)
-        window = config.optional_positive_int("sliding_window", 4096) if slides else None
+        window = config.sliding_window(4096) if slides else None
         step, dense = config.positive_int("decoder_sparse_step", default=1), config.layer_numbers("mlp_only_layers")
         sparse = {layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0}
         make_experts: Callable[[], ExpertMLP] | None = None

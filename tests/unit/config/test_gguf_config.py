@@ -112,7 +112,7 @@ def test_metadata_of_gpt_oss(tmp_path):
         ),
         (
             {"keys": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": float("inf")}},
-            "the rope scaling factor inf turns 64 positions into inf",
+            "rope type 'linear' needs a positive number 'factor', which is inf",
         ),
     ],
 )

@@ -145,15 +145,23 @@ def test_max_model_len(folder):
         read(path, max_model_len=513)
 
 
+YARN = {"type": "yarn", "factor": 2.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+NAN, INF = float("nan"), float("inf")
+
+
 @pytest.mark.parametrize(
     ("scaling", "longest"),
     [
         ({"rope_type": "linear", "factor": 4.0}, 2048),
         ({"type": "dynamic", "factor": 2}, 1024),
         ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}, 256),
-        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}, 512),
+        (LLAMA3 | {"original_max_position_embeddings": 64}, 512),
         ({"rope_type": "default"}, 512),
-        ({"rope_type": "linear", "factor": "x"}, 512),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 128}, 512),
+        ({"rope_type": "yarn", "factor": 0.5, "beta_fast": 0, "beta_slow": None, "truncate": False}, 512),
+        ({"rope_type": "mystery", "factor": "x"}, 512),  # whose class says what it takes
     ],
 )
 def test_rope_scaling_lengthens(folder, scaling, longest):
@@ -227,8 +235,8 @@ def test_a_number_out_of_range_names_the_range(folder, text, message):
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
-@pytest.mark.parametrize("factor", [str(2**31), "1e400", "NaN", "1e300"])
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "llama3", "longrope"])
+@pytest.mark.parametrize("factor", [str(2**31), "1e300"])
 def test_a_scaling_that_cannot_be_counted(folder, kind, factor):
     scaling = {"type": kind, "factor": "@", "original_max_position_embeddings": 512}
     path = folder(json.dumps({**LLAMA, "rope_scaling": scaling}).replace('"@"', factor))
@@ -236,3 +244,64 @@ def test_a_scaling_that_cannot_be_counted(folder, kind, factor):
         ModelLoadError, match=r"the rope scaling factor .* turns 512 positions into .*, but the limit is"
     ):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        *(
+            (
+                {"type": kind, "factor": factor},
+                f"rope type '{kind}' needs a positive number 'factor', which is {factor!r}",
+            )
+            for kind in ("linear", "dynamic", "yarn", "llama3", "longrope")
+            for factor in (0, -2.0, NAN, INF, "2", True, [2])
+        ),
+        ({"type": "linear"}, "'linear' needs a positive number 'factor', which is missing"),
+        *(
+            (
+                YARN | {"original_max_position_embeddings": trained},
+                f"'original_max_position_embeddings', which is {trained!r}",
+            )
+            for trained in (0, -1, "512", NAN)
+        ),
+        (
+            YARN | {"original_max_position_embeddings": 2**40},
+            "has the original_max_position_embeddings 1.09951e+12; the limit",
+        ),
+        (YARN | {"beta_fast": 1, "beta_slow": 32}, "needs beta_fast (1) of at least beta_slow (32)"),
+        (YARN | {"beta_slow": 33}, "needs beta_fast (32) of at least beta_slow (33)"),
+        *(
+            (YARN | {key: "x"}, f"'{key}', which is 'x'")
+            for key in ("beta_fast", "mscale", "mscale_all_dim", "attention_factor")
+        ),
+        (YARN | {"attention_factor": 1e300}, "has the attention_factor 1e+300; the limit is 2147483647"),
+        *(
+            (YARN | {"truncate": value}, f"truncate of rope type 'yarn' must be true or false, got {value!r}")
+            for value in ("no", 0, [])
+        ),
+        (LLAMA3 | {"high_freq_factor": 1}, "needs high_freq_factor (1) above low_freq_factor (1)"),
+        (LLAMA3 | {"low_freq_factor": None}, "'low_freq_factor', which is missing"),
+        *(
+            (LONGROPE | {"long_factor": [1.0, value]}, f"'long_factor[1]', which is {value!r}")
+            for value in (0, -1, NAN, "2", True)
+        ),
+        ("yarn", "must be an object or null, got 'yarn'"),
+    ],
+)
+def test_a_scaling_with_a_wrong_number_is_refused_by_name(folder, scaling, message):
+    """Whichever key has it, and whoever's code runs the model."""
+    for config in ({"rope_scaling": scaling}, {"rope_parameters": scaling}):
+        for model_impl in ("rustvllm", "transformers"):
+            with pytest.raises(ModelLoadError) as raised:
+                read(folder({**LLAMA, **config}), model_impl=model_impl)
+            assert message in str(raised.value)
+            assert "config.json" in str(raised.value)
+
+
+def test_the_scaling_of_a_type_of_layer_is_checked_too(folder):
+    by_type = {"full_attention": YARN | {"factor": 0}, "sliding_attention": {"rope_type": "default"}}
+    with pytest.raises(ModelLoadError, match="'factor', which is 0"):
+        read(folder({**LLAMA, "rope_parameters": by_type}))
+    with pytest.raises(ModelLoadError, match="beta_fast"):
+        read(folder({**LLAMA, "rope_scaling": YARN, "rope_parameters": {"beta_fast": 0.1}}))
