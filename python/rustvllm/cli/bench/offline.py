@@ -12,7 +12,8 @@ from rustvllm.cli.bench.report.machine import machine, require_release_build, ve
 from rustvllm.cli.bench.report.output import check_output
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.config.engine_args import EngineArgs
-from rustvllm.exceptions import ConfigError
+from rustvllm.config.engine_config import EngineConfig
+from rustvllm.exceptions import ConfigError, InvalidRequestError
 
 if TYPE_CHECKING:
     from rustvllm.llm import LLM
@@ -49,25 +50,39 @@ def parse(parser: FlexibleArgumentParser, argv: Sequence[str]) -> argparse.Names
 
 
 def make_llm(args: argparse.Namespace) -> "LLM":
-    """The engine that the flags describe.
+    """The engine that the flags describe. What its configuration rules out is refused before weights are read.
 
     Raises:
-        ConfigError: A flag is wrong, or prompts and answers do not fit the model.
+        ConfigError: A flag is wrong, the engine does not generate text, or prompts and answers do not fit the model.
         ModelLoadError: The model cannot be found or read.
     """
+    engine_args = EngineArgs.from_cli_args(args)
+    config = engine_args.create_engine_config("llm_class")
+    try:
+        config.model.check_task("generate")
+    except InvalidRequestError as error:
+        raise ConfigError(f"this benchmark measures generated text, but {error}") from None
+    if getattr(args, "compare", None) == "transformers" and config.sim is not None:
+        raise ConfigError("--compare transformers needs a model, but --executor sim has none")
+    _check_lengths(args, config)
     from rustvllm.llm import LLM
 
-    engine_args = EngineArgs.from_cli_args(args)
-    given = {name: value for name, value in vars(engine_args).items() if name != "model"}
-    llm = LLM(engine_args.model, **given)
-    longest = llm.llm_engine.config.model.max_model_len
-    if args.input_len + args.output_len > longest:
+    llm = LLM.from_engine_args(engine_args)
+    try:
+        _check_lengths(args, llm.llm_engine.config)  # the code of some models takes less than their folder says
+    except ConfigError:
         llm.shutdown()
+        raise
+    return llm
+
+
+def _check_lengths(args: argparse.Namespace, config: EngineConfig) -> None:
+    longest = config.model.max_model_len
+    if args.input_len + args.output_len > longest:
         raise ConfigError(
             f"--input-len {args.input_len} and --output-len {args.output_len} together exceed the model's {longest} "
             "tokens"
         )
-    return llm
 
 
 def random_prompts(llm: "LLM", count: int, input_len: int) -> list[Any]:

@@ -11,7 +11,6 @@ from rustvllm.cli.bench.arguments import whole_number
 from rustvllm.cli.bench.datasets.known_texts import DRAFT_DATASETS
 from rustvllm.cli.bench.offline import describe, known_prompts, make_llm, make_parser, parse, random_prompts
 from rustvllm.cli.bench.report.output import publish
-from rustvllm.exceptions import ConfigError
 from rustvllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -103,14 +102,11 @@ def compare(llm: "LLM", prompts: list[Any], args: argparse.Namespace) -> dict[st
     """By turns with transformers: output tokens per second of each, and the ratio of each turn.
 
     Raises:
-        ConfigError: There is no model to compare with.
-        ModelLoadError: transformers cannot load it.
+        ModelLoadError: transformers cannot load the model.
     """
-    config = llm.llm_engine.config
-    if config.sim is not None:
-        raise ConfigError("--compare transformers needs a model, but --executor sim has none")
     from rustvllm.cli.bench.transformers_generate import TransformersGenerate
 
+    config = llm.llm_engine.config
     peer = TransformersGenerate(config.model, config.device.device, is_dummy=config.load.load_format == "dummy")
     batch_size = config.scheduler.max_num_seqs
     token_ids = [prompt["prompt_token_ids"] for prompt in prompts]

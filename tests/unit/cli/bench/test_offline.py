@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rustvllm import LLM
 from rustvllm.cli.main import main
 
 SIM = ["--executor", "sim", "--max-num-seqs", "8"]
@@ -113,6 +114,28 @@ def test_what_cannot_be_run(capsys, argv, message):
     err = capsys.readouterr().err
     assert message in err
     assert err.splitlines()[-1].startswith(f"rustvllm bench {argv[0]}: error: ")
+
+
+@pytest.mark.parametrize("command", ["throughput", "latency"])
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ["--runner", "pooling"],
+            "measures generated text, but rustvllm-tiny makes embeddings here and generates no text",
+        ),
+        (["--input-len", "500", "--output-len", "13"], "exceed the model's 512 tokens"),
+    ],
+)
+def test_what_the_configuration_rules_out_loads_no_model(monkeypatch, capsys, command, argv, message):
+    def load(*_, **__):
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr(LLM, "__init__", load)
+    assert main(["bench", command, *argv]) == 1
+    assert message in capsys.readouterr().err
+    with pytest.raises(AssertionError, match="the model is loaded"):
+        main(["bench", command, "--input-len", "8", "--output-len", "2"])
 
 
 @pytest.mark.parametrize(
