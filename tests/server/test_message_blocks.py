@@ -151,6 +151,31 @@ def test_turns_of_the_same_role_are_one_turn_and_results_are_not():
     assert made[3] == {"role": "tool", "content": "", "tool_call_id": "call_2"}
 
 
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ("no such place", "Error: no such place"),
+        ([text("no"), text("such place")], [text("Error: no"), text("such place")]),
+        ([text("")], "Error"),
+        (None, "Error"),
+        ("", "Error"),
+    ],
+)
+def test_results_that_are_errors_say_so(content, shown):
+    """No template asks for ``is_error``: what the model reads of it is the text."""
+    blocks = [{**RESULT, "content": content, "is_error": is_error} for is_error in (True, False, None)]
+    failed, fine, unsaid = messages_of({"role": "user", "content": blocks})
+    assert failed == {"role": "tool", "content": shown, "tool_call_id": "call_1"}
+    assert fine == unsaid == messages_of({"role": "user", "content": [{**RESULT, "content": content}]})[0]
+    assert fine["content"] != shown
+
+
+def test_an_error_with_an_image_has_its_sign_before_it():
+    [failed] = chat({"role": "user", "content": [{**RESULT, "content": [IMAGE], "is_error": True}]}).messages
+    assert failed.content[0] == text("Error")
+    assert [part["type"] for part in failed.content] == ["text", "image_url"]
+
+
 def test_an_answer_that_has_begun_is_gone_on_with():
     begun = chat(USER, {"role": "assistant", "content": "He"})
     assert (begun.add_generation_prompt, begun.continue_final_message) == (False, True)
@@ -259,6 +284,11 @@ def test_fields_have_their_counterparts(fields, expected):
         ),
         ({"system": [IMAGE]}, "system", r"system\[0\] must be a block of the type 'text', got 'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages", "tool_use_id must be"),
+        (
+            {"messages": [{"role": "user", "content": [{**RESULT, "is_error": "yes"}]}]},
+            "messages",
+            r"messages\[0\].content\[0\].is_error must be true or false, got 'yes'",
+        ),
         (
             {"messages": [{"role": "assistant", "content": [{**CALL, "input": "{}"}]}]},
             "messages",

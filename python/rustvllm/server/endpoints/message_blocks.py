@@ -132,8 +132,7 @@ def _of_message(where: str, message: InputMessage) -> list[ChatMessage]:
         elif kind == "image" and message.role == "user":
             parts.append(_image(at, block))
         elif kind == "tool_result" and message.role == "user":
-            said = _content(f"{at}.content", block.get("content") or "", "messages", takes_images=True)
-            results.append(_message("tool", said or [_text("")], tool_call_id=_string(at, block, "tool_use_id")))
+            results.append(_result(at, block))
         elif kind == "tool_use" and message.role == "assistant":
             calls.append(_call(at, block))
         elif kind == "thinking" and message.role == "assistant":
@@ -150,6 +149,18 @@ def _of_message(where: str, message: InputMessage) -> list[ChatMessage]:
     if thoughts:
         more["reasoning"] = "\n".join(thoughts)
     return [_message("assistant", parts, **more)]
+
+
+def _result(at: str, block: Mapping[str, Any]) -> ChatMessage:
+    """What a tool returned. Templates have no place for the sign of an error, so its text begins with one."""
+    said = _content(f"{at}.content", block.get("content") or "", "messages", takes_images=True)
+    is_error = block.get("is_error")
+    if is_error is not None and not isinstance(is_error, bool):
+        raise InvalidRequestError(f"{at}.is_error must be true or false, got {shown(is_error)}.", "messages")
+    if is_error:
+        has_text = bool(said) and said[0]["type"] == "text"
+        said = [_text(f"Error: {said[0]['text']}" if has_text else "Error"), *said[has_text:]]
+    return _message("tool", said or [_text("")], tool_call_id=_string(at, block, "tool_use_id"))
 
 
 def _wrong_block(at: str, kind: object, role: str) -> InvalidRequestError:
