@@ -20,6 +20,8 @@ MAX_IMAGE_BYTES: Final = 20 << 20
 """Most bytes of an image as a file."""
 MAX_PIXELS: Final = 50_000_000
 """Most pixels of an image, width times height: 150 MB once decoded."""
+MAX_SIDE: Final = 1_000_000
+"""Most pixels of a side. Pillow's table for a resize has 48 bytes for each of them: 2.4 GB for an image of one row."""
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 """What is decoded; of an animation, the first frame."""
 _MAX_URL_CHARS: Final = 4 * -(-MAX_IMAGE_BYTES // 3)
@@ -149,6 +151,11 @@ def _check_pixels(image: Image, where: str, param: str, vision: VisionConfig | N
     if width * height > MAX_PIXELS:
         raise InvalidRequestError(
             f"{where} has {width} x {height} pixels; the limit is {MAX_PIXELS} in all: send a smaller image",
+            param,
+        )
+    if max(width, height) > MAX_SIDE:
+        raise InvalidRequestError(
+            f"{where} has {width} x {height} pixels; the limit is {MAX_SIDE} for a side: send a part of the image",
             param,
         )
     if vision is not None:

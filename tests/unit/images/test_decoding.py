@@ -120,6 +120,8 @@ def png_of(width, height):
         (png_of(9, 9), "cannot be decoded"),
         (png_of(8000, 8000), "has 8000 x 8000 pixels; the limit is 50000000 in all: send a smaller image"),
         (png_of(30000, 30000), "has too many pixels; the limit is 50000000"),
+        (png_of(50_000_000, 1), "has 50000000 x 1 pixels; the limit is 1000000 for a side: send a part of the image"),
+        (png_of(1, 1_000_001), "has 1 x 1000001 pixels; the limit is 1000000 for a side"),
         (b"", "is an empty file: send PNG, JPEG, WebP or GIF"),
         (bytes(decoding.MAX_IMAGE_BYTES + 1), "has 20971521 bytes; the limit is 20971520: send a smaller image"),
     ],
@@ -154,6 +156,14 @@ def test_images_of_python_that_are_broken(how, match):
     with pytest.raises(InvalidRequestError, match=match) as caught:
         decoding.to_rgb(broken(how), "image 2", "prompt")
     assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("size", [(decoding.MAX_SIDE + 1, 1), (1, decoding.MAX_SIDE + 1)])
+def test_an_image_of_python_with_a_long_side(size):
+    with pytest.raises(InvalidRequestError, match=r"has \d+ x \d+ pixels; the limit is 1000000 for a side"):
+        decoding.to_rgb(Image.new("L", size), "image 2", "prompt")
+    allowed = decoding.to_rgb(Image.new("L", tuple(side - (side > 1) for side in size)), "image 2", "prompt")
+    assert max(allowed.size) == decoding.MAX_SIDE
 
 
 def test_an_image_that_needs_more_memory_than_there_is(monkeypatch):
