@@ -36,6 +36,29 @@ async def client_of(state: ServerState, *, raise_unforeseen: bool = True) -> Asy
         yield client
 
 
+async def leaving(app: Any, url: str, body: dict[str, Any], gone: asyncio.Event) -> list[dict[str, Any]]:
+    """Calls the application as an ASGI server does whose client leaves when ``gone`` is set; gives what was sent."""
+    content, sent = [json.dumps(body).encode()], list[dict[str, Any]]()
+
+    async def receive() -> dict[str, Any]:
+        if content:
+            return {"type": "http.request", "body": content.pop(), "more_body": False}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": url, "raw_path": url.encode(), "query_string": b"", "root_path": "", "headers": headers,
+        "client": ("127.0.0.1", 1), "server": ("localhost", 80), "state": {},
+    }  # fmt: skip
+    await app(scope, receive, send)
+    return sent
+
+
 def events_of(response: httpx.Response) -> list[dict[str, Any]]:
     """The events of a finished stream, checked to be framed exactly and to end with ``[DONE]``."""
     assert response.status_code == 200, response.text

@@ -1,12 +1,11 @@
 """Images that wait to be decoded: how many may wait, and what becomes of those whose client has left."""
 
 import asyncio
-import json
 import threading
 from dataclasses import replace
 
 import pytest
-from asgi_client import assert_error, client_of
+from asgi_client import assert_error, client_of, leaving
 from fake_engine import FakeEngine
 
 from async_streams import until
@@ -63,36 +62,15 @@ async def state():
     assert images._waiting._num_images == images._waiting._num_chars == 0
 
 
-async def leaving(app, body, gone):
-    """Calls the application as an ASGI server does whose client leaves when ``gone`` is set; gives what was sent."""
-    content, sent = [json.dumps(body).encode()], []
-
-    async def receive():
-        if content:
-            return {"type": "http.request", "body": content.pop(), "more_body": False}
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message):
-        sent.append(message)
-
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-        "path": URL, "raw_path": URL.encode(), "query_string": b"", "root_path": "", "headers": headers,
-        "client": ("127.0.0.1", 1), "server": ("localhost", 80), "state": {},
-    }  # fmt: skip
-    await app(scope, receive, send)
-    return sent
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_images_of_a_client_that_has_left_are_not_decoded(state, decoder, stream):
     app, gone = build_app(state), asyncio.Event()
     async with client_of(state) as client:
-        first = [asyncio.create_task(leaving(app, body_of(name, f"{name}2", stream=stream), gone)) for name in "ab"]
+        first = [
+            asyncio.create_task(leaving(app, URL, body_of(name, f"{name}2", stream=stream), gone)) for name in "ab"
+        ]
         await until(lambda: len(decoder.urls) == images.NUM_THREADS)
-        waiting = [asyncio.create_task(leaving(app, body_of(f"c{number}"), gone)) for number in range(5)]
+        waiting = [asyncio.create_task(leaving(app, URL, body_of(f"c{number}"), gone)) for number in range(5)]
         last = asyncio.create_task(client.post(URL, json=body_of("last")))
         await until(lambda: images._waiting._num_images == 4 + 5 + 1)
         gone.set()

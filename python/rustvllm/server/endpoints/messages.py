@@ -23,6 +23,7 @@ from rustvllm.server.schemas.protocol import ChatCompletionRequest
 from rustvllm.server.schemas.request_body import at_size, read_request
 from rustvllm.server.state import ServerState
 from rustvllm.server.stream.chunks import ChunkRenderer
+from rustvllm.server.stream.generation import unless_left
 from rustvllm.server.stream.message_events import MessageEventRenderer
 
 _SENT_AS: Final = {
@@ -63,11 +64,13 @@ async def count_tokens(raw_request: Request) -> Response:
     model.resolve_name(request.model)
     tokenizer = tokenizer_of(model)
     images = None if model.image_ids is None else images_of(tokenizer, model.image_ids)
-    text = await render_prompt(request, state, model, run, images=images)
+    text = await unless_left(raw_request, render_prompt(request, state, model, run, images=images))
     check_size(text, model, "messages")
-    ids = await tokenizer.encode_off_loop(text, adds_special_tokens(None, model))
+    ids = await unless_left(raw_request, tokenizer.encode_off_loop(text, adds_special_tokens(None, model)))
     try:
-        num_tokens = await model.engine.input_processor.num_tokens_off_loop(ids, () if images is None else images.found)
+        found = () if images is None else images.found
+        counting = model.engine.input_processor.num_tokens_off_loop(ids, found)
+        num_tokens = await unless_left(raw_request, counting, takes_long=bool(found))
     except InvalidRequestError as error:
         raise _as_sent(error) from None
     return JSONResponse({"input_tokens": num_tokens})

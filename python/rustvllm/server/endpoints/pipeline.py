@@ -31,7 +31,7 @@ from rustvllm.server.schemas.refusals import Refusals
 from rustvllm.server.schemas.request_body import at_size, read_request, refuse_unbuilt
 from rustvllm.server.state import ServedModel, ServerState
 from rustvllm.server.stream.chunks import ChunkRenderer, ChunkStream
-from rustvllm.server.stream.generation import Generation, new_request_id, until_disconnect
+from rustvllm.server.stream.generation import Generation, new_request_id, unless_left, until_disconnect
 from rustvllm.server.stream.sse import EventStreamResponse
 from rustvllm.tenant import Tenant
 from rustvllm.text.turn_formats import CoreTurnReading
@@ -250,7 +250,7 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
     try:
         await run(face.read_fields)
         request_id = new_request_id(face.id_prefix, raw_request, request.request_id)
-        prompts = await face.prompts(run)
+        prompts = await unless_left(raw_request, face.prompts(run))
     except InvalidRequestError as error:
         raise face.as_sent(error) from None
     header = {
@@ -276,12 +276,8 @@ async def respond(raw_request: Request, face_type: type[Face[R]]) -> Response:
             lora_request=model.adapter_request(name),
             ends_after_call=face.ends_after_call,
         )
-        if any(
-            "multi_modal_data" in prompt for prompt in prompts
-        ):  # images take long, and a client may leave meanwhile
-            generation = await until_disconnect(raw_request.receive, starting)
-        else:
-            generation = await starting
+        has_images = any("multi_modal_data" in prompt for prompt in prompts)
+        generation = await unless_left(raw_request, starting, takes_long=has_images)
     except InvalidRequestError as error:
         raise face.as_sent(error) from None
     if stream is not None:

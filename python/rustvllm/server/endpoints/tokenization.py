@@ -20,6 +20,7 @@ from rustvllm.server.schemas.protocol import (
 )
 from rustvllm.server.schemas.request_body import at_size, read_request
 from rustvllm.server.state import ServedModel, ServerState
+from rustvllm.server.stream.generation import unless_left
 from rustvllm.server.stream.sse import json_bytes
 from rustvllm.text.tokenizer import TokenIds
 
@@ -53,13 +54,14 @@ async def tokenize(raw_request: Request) -> Response:
     model.resolve_name(request.model)
     tokenizer = tokenizer_of(model)
     if isinstance(request, TokenizeChatRequest):
-        text, param = await render_prompt(request, state, model, partial(at_size, raw_request)), "messages"
+        rendering = render_prompt(request, state, model, partial(at_size, raw_request))
+        text, param = await unless_left(raw_request, rendering), "messages"
         special = adds_special_tokens(request.add_special_tokens, model)
     else:
         text, param = request.prompt, "prompt"
         special = request.add_special_tokens is not False
     check_size(text, model, param)
-    ids = await tokenizer.encode_off_loop(text, special)
+    ids = await unless_left(raw_request, tokenizer.encode_off_loop(text, special))
     entries = tokenizer.convert_ids_to_tokens if request.return_token_strs else None
     if len(ids) <= _SLICE:
         return _answer(ids, model, entries)

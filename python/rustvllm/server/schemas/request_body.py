@@ -77,9 +77,13 @@ async def at_size(request: Request, work: Callable[[], T]) -> T:
     Raises:
         Exception: What ``work`` raises.
     """
-    if request.scope[_BODY_SIZE] > OFF_LOOP_BYTES:
-        return await asyncio.to_thread(work)
-    return work()
+    return await asyncio.to_thread(work) if is_large(request) else work()
+
+
+def is_large(request: Request) -> bool:
+    """Whether the body, which was read, is so large that looking at all of it would hold up the event loop."""
+    size: int = request.scope[_BODY_SIZE]
+    return size > OFF_LOOP_BYTES
 
 
 def parse_request(body: bytes, model: type[RequestModel]) -> RequestModel:

@@ -17,6 +17,7 @@ from rustvllm.sampling_params import PoolingParams, SamplingParams
 from rustvllm.server.errors import ClientDisconnectedError
 from rustvllm.server.http.request_ids import MAX_REQUEST_ID_CHARS, REQUEST_ID, RequestId, is_valid_request_id
 from rustvllm.server.http.request_log import RequestLog
+from rustvllm.server.schemas.request_body import is_large
 from rustvllm.server.state import ServedModel, ServerState
 from rustvllm.tenant import Tenant
 from rustvllm.text.turn_formats import CoreTurnReading
@@ -301,6 +302,24 @@ async def until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
         for future in (task, watcher):
             future.cancel()
         await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def unless_left(request: Request, work: Awaitable[T], *, takes_long: bool = False) -> T:
+    """The result of ``work`` with the whole body; given up when the client goes away, if the body is large.
+
+    What waits for a thread, to be tokenised or to be rendered then loses its place: nobody would read the answer.
+
+    Args:
+        request: Its body was read.
+        work: What is done.
+        takes_long: It is given up however small the body is.
+
+    Raises:
+        ClientDisconnectedError: The client went away.
+    """
+    if takes_long or is_large(request):
+        return await until_disconnect(request.receive, work)
+    return await work  # over before a client could leave, so that watching it would only cost time
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

@@ -21,6 +21,7 @@ from rustvllm.server.stream.generation import (
     Generation,
     WrongElementError,
     new_request_id,
+    unless_left,
     until_disconnect,
 )
 
@@ -101,7 +102,7 @@ class PooledCall:
             UnavailableError: Some prompts were aborted.
         """
         try:
-            generation = await Generation.start(
+            starting = Generation.start(
                 self.state,
                 self.model,
                 prompts,
@@ -112,6 +113,7 @@ class PooledCall:
                 tenant=tenant_of(self.raw_request, self.request.user),
                 lora_request=self.lora_request,
             )
+            generation = await unless_left(self.raw_request, starting)
         except InvalidRequestError as error:
             text = str(error)
             is_of_one = isinstance(error, WrongElementError) or (len(prompts) == 1 and error.param in OF_ONE_PROMPT)

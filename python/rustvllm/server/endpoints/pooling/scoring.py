@@ -15,6 +15,7 @@ from rustvllm.server.endpoints.pooling.call import PooledCall, salted
 from rustvllm.server.schemas.refusals import SCORING_REFUSALS
 from rustvllm.server.schemas.request_body import at_size, read_request, refuse_unbuilt
 from rustvllm.server.schemas.scoring import RerankRequest, ScoreRequest, ScoringRequest
+from rustvllm.server.stream.generation import unless_left
 from rustvllm.text.chat_template import check_template_variables
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ async def _scores(
         return await asyncio.to_thread(cosines, pairs, vectors), usage
     check_pair_chars(pairs, names[1])
     assert model.pair_prompts is not None, "classifiers have it"
-    made = await model.pair_prompts.make_off_loop(pairs, call.params, model.score_renderer, variables)
+    making = model.pair_prompts.make_off_loop(pairs, call.params, model.score_renderer, variables)
+    made = await unless_left(raw_request, making)
     prompts = await at_size(raw_request, partial(_salted, made, request.cache_salt))
     scores, usage = await call.run(prompts, names[1])
     return [float(score[0]) for score in scores], usage
