@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 import torch
+from tiny_checkpoint import MXFP4_BLOCK, MXFP4_CONFIG
 
 VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 """Of codes 0 to 7; 8 to 15 are the same with a minus."""
-BIAS, BLOCK = 127, 32
+BIAS = 127
 
 
 def random_blocks(weight):
@@ -16,7 +17,7 @@ def random_blocks(weight):
     Returns:
         uint8 ``[outputs, groups, 16]``, low nibble first; uint8 ``[outputs, groups]``; and what they mean, float32.
     """
-    groups = weight.reshape(weight.shape[0], -1, BLOCK).astype(np.float64)
+    groups = weight.reshape(weight.shape[0], -1, MXFP4_BLOCK).astype(np.float64)
     exponents = np.ceil(np.log2(np.abs(groups).max(-1) / VALUES[-1])).astype(int)
     parts = groups / np.exp2(exponents)[..., None]
     codes = np.abs(np.abs(parts)[..., None] - VALUES).argmin(-1) + 8 * (parts < 0)
@@ -31,15 +32,7 @@ def write_mxfp4(folder, reference):
 
     reference.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {
-        "quant_method": "mxfp4",
-        "modules_to_not_convert": [
-            "model.layers.*.self_attn",
-            "model.layers.*.mlp.router",
-            "model.embed_tokens",
-            "lm_head",
-        ],
-    }
+    config["quantization_config"] = MXFP4_CONFIG
     (folder / "config.json").write_text(json.dumps(config))
     tied = {"lm_head.weight"} if reference.config.tie_word_embeddings else set()
     tensors = {}

@@ -19,6 +19,16 @@ SCRIPT_SCALE = 250.0
 """A position's embedding is that of the token to come, times this factor, which outweighs all that layers add."""
 MXFP4_BLOCK = 32
 """Inputs that share an exponent, and in Q8_0 a scale."""
+MXFP4_CONFIG: dict[str, Any] = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+"""What the published configurations of gpt-oss say of their numbers."""
 
 
 def write_tiny_llama(
@@ -127,19 +137,15 @@ def write_llama(folder: Path, shape: dict[str, int], family: str = "llama") -> P
     is_qwen = family != "llama"
     class_name = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}[family]
     config: dict[str, Any] = shape | {
-        "architectures": [class_name],
         "model_type": family,
         "rms_norm_eps": 1e-6 if is_qwen else 1e-5,
         "rope_theta": 1e6 if is_qwen else 10000.0,
         "hidden_act": "silu",
         "tie_word_embeddings": is_qwen,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "torch_dtype": "float32",
     }
     if family == "qwen3_moe":
         config["norm_topk_prob"] = True
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    _write_config(folder, class_name, config)
     random = np.random.default_rng(0)
     hidden_size, intermediate_size = shape["hidden_size"], shape["intermediate_size"]
     queries, keys = (shape[f"num_{name}_heads"] * shape["head_dim"] for name in ("attention", "key_value"))
@@ -213,7 +219,6 @@ def write_gpt_oss(folder: Path, shape: dict[str, int]) -> Path:
 
     windows = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(shape["num_hidden_layers"])]
     config: dict[str, Any] = shape | {
-        "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",
         "attention_bias": True,
         "experts_per_token": shape["num_experts_per_tok"],
@@ -233,20 +238,10 @@ def write_gpt_oss(folder: Path, shape: dict[str, int]) -> Path:
         "sliding_window": 128,
         "swiglu_limit": 7.0,
         "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": None,
         "torch_dtype": "bfloat16",
-        "quantization_config": {
-            "quant_method": "mxfp4",
-            "modules_to_not_convert": [
-                "model.layers.*.self_attn",
-                "model.layers.*.mlp.router",
-                "model.embed_tokens",
-                "lm_head",
-            ],
-        },
+        "quantization_config": MXFP4_CONFIG,
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    _write_config(folder, "GptOssForCausalLM", config)
     random = np.random.default_rng(0)
     hidden, inner, experts = (shape[key] for key in ("hidden_size", "intermediate_size", "num_local_experts"))
     heads = shape["num_attention_heads"]
@@ -319,7 +314,6 @@ def write_gpt2_small(
     vocab_size = copy_tokenizer(tokenizer, folder)
     hidden_size = 768
     config = {
-        "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "vocab_size": vocab_size,
         "n_positions": num_positions,
@@ -332,9 +326,8 @@ def write_gpt2_small(
         "tie_word_embeddings": True,
         "bos_token_id": vocab_size - 1,
         "eos_token_id": vocab_size - 1,
-        "torch_dtype": "float32",
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    _write_config(folder, "GPT2LMHeadModel", config)
     random = np.random.default_rng(0)
 
     def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
@@ -362,6 +355,12 @@ def write_gpt2_small(
         weights[f"{norm}.bias"] = np.zeros(hidden_size, np.float32)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def _write_config(folder: Path, class_name: str, config: dict[str, Any]) -> None:
+    """Write a ``config.json`` in float32 and without special tokens, unless ``config`` says otherwise."""
+    common = {"architectures": [class_name], "bos_token_id": None, "eos_token_id": None, "torch_dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(common | config, indent=2))
 
 
 def copy_tokenizer(tokenizer: Path, folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""Puts the helpers of these tests, and the naive scheduler, on the path."""
+"""Puts the helpers of these tests, the naive scheduler, and the benchmarks' writers of checkpoints, on the path."""
 
 import sys
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "unit" / "worker")]
+sys.path.append(str(HERE.parents[1] / "benches" / "python"))
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -1,8 +1,6 @@
 """What is special about gpt-oss: sinks, clamped gates and biases matter, and how folders have its experts."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +20,6 @@ from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu.packer import LinearOptions
 from rustvllm.layers.linear import Linear
 
-sys.path.append(str(Path(__file__).parents[2] / "benches" / "python"))
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}
 """Inputs of whole blocks."""
 STACKS = ("gate_up_proj", "down_proj")
