@@ -40,11 +40,11 @@ class PythonModule:
 
 
 @pytest.fixture(scope="session")
-def python_modules(repository: Path) -> list[PythonModule]:
-    """Every module of the package `rustvllm`."""
+def python_modules(repository: Path, tracked_files: list[Path]) -> list[PythonModule]:
+    """Every module of the package `rustvllm` that is under version control, or new and not ignored."""
     package = repository / "python" / "rustvllm"
     modules = []
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted(path for path in tracked_files if path.suffix == ".py" and path.is_relative_to(package)):
         parts = path.relative_to(package.parent).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         modules.append(PythonModule(name, path, ast.parse(path.read_text(encoding="utf-8"))))
