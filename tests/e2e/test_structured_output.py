@@ -10,6 +10,7 @@ from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams, StructuredO
 from rustvllm.engine.core_client import inproc
 from rustvllm.engine.grammar_masks import GrammarMasks
 from rustvllm.exceptions import InvalidRequestError, RequestFailedError
+from rustvllm.sampling_params.structured_outputs import MessageOutputs
 
 SCHEMA = {
     "type": "object",
@@ -89,6 +90,42 @@ def test_what_was_asked_for_is_what_comes(expected):
         else:
             assert finish_reason == "length"
     assert num_valid >= NUM_KINDS, "some must have come to their end"
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_answers_in_messages_think_freely_and_obey_in_their_last_message(async_scheduling):
+    """As gpt-oss answers: some marks are tokens of the model, here those of roles, and the others are spelled."""
+    marks = {"<|channel|>": 1, "<|message|>": 2, "<|end|>": 3}
+    names = {"<|system|>": "<|channel|>", "<|user|>": "<|message|>", "<|assistant|>": "<|end|>"}
+    whole = re.compile(
+        r"(?s)((?:<\|channel\|>analysis<\|message\|>(?:(?!<\|end\|>).)*<\|end\|><\|start\|>assistant)*)"
+        r"<\|channel\|>final(?: json| <\|constrain\|>json)?<\|message\|>(.+)"
+    )
+    kinds = [(params, is_valid) for params, is_valid in KINDS if params is not None and not params.json_object]
+    asked = [
+        SamplingParams(
+            seed=seed,
+            max_tokens=110,
+            logit_bias={3: 6.0},
+            skip_special_tokens=False,
+            structured_outputs=MessageOutputs(answer=params, marker_ids=marks, begins_within=False),
+        )
+        for seed, (params, _) in enumerate(kinds)
+    ]
+    results, stats = generate(PROMPTS[: len(kinds)], asked, async_scheduling=async_scheduling)
+    assert stats["num_forced_tokens"] == 0, "a bias takes each token from the model"
+    ended, thoughts = 0, []
+    for (text, _, finish_reason), (_, is_valid) in zip(results, kinds, strict=True):
+        said = re.sub(r"<\|\w+\|>", lambda found: names.get(found[0], found[0]), text)
+        assert said.startswith("<|channel|>")
+        if finish_reason == "stop":
+            read = whole.fullmatch(said)
+            assert read, said
+            assert is_valid(read[2]), text
+            thoughts.append(read[1])
+            ended += 1
+    assert ended >= 3, results
+    assert any("<|message|><|end|>" not in thought for thought in filter(None, thoughts)), "some thought"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from asgi_client import events_of, serving
 from fake_engine import FakeEngine
 from message_deltas import joined, without_ids
 
+from rustvllm.engine.request.grammar_spec import make_grammar_spec
 from rustvllm.server.flags.settings import ServerSettings
 
 TEMPLATE = (
@@ -137,3 +138,78 @@ async def test_a_budget_that_no_answer_exceeds_is_taken_by_messages():
     message = refused.json()["error"]["message"]
     assert message.startswith("thinking.budget_tokens needs a model that marks its reasoning with single tokens")
     assert message.endswith('; set thinking to {"type": "adaptive"}, and limit the answer with max_tokens.')
+
+
+SCHEMA = {"type": "object", "properties": {"legs": {"type": "integer"}}, "required": ["legs"]}
+BY_SCHEMA = {"type": "json_schema", "json_schema": {"name": "legs", "schema": SCHEMA, "strict": True}}
+HEAD = "<|channel|>final <|constrain|>json<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer", "wrong"),
+    [
+        ({"response_format": BY_SCHEMA}, '{"legs": 16}', '{"legs": "16"}'),
+        ({"response_format": {"type": "json_object"}}, "{}", "[]"),
+        ({"response_format": BY_SCHEMA, "tools": TOOLS, "tool_choice": "none"}, '{"legs": 16}', "{}"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "no", "maybe"),
+        ({"structured_outputs": {"regex": "[0-9]/[0-9]"}}, "1/6", "16"),
+        ({"structured_outputs": {"grammar": 'start: "a" start | "b"'}}, "aab", "aa"),
+        (
+            {
+                "structured_outputs": {
+                    "structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
+                }
+            },
+            "a",
+            "b",
+        ),
+    ],
+)
+async def test_what_an_answer_must_be_leaves_its_thoughts_free(fields, answer, wrong):
+    async with saying(THOUGHT + HEAD + answer) as (client, engine):
+        message, end = await chatted(client, **fields)
+    assert (message["reasoning"], message["content"], end) == ("The user greets.", answer, "stop")
+    assert message["reasoning_content"] == message["reasoning"]
+    for request in engine.seen:
+        obeys = make_grammar_spec(request.params.structured_outputs, engine.tokenizer).accepts
+        assert obeys(THOUGHT + HEAD + answer)
+        assert not obeys(THOUGHT + HEAD + wrong)
+        assert not obeys(answer), "the answer is a message"
+
+
+async def test_an_answer_that_goes_on_obeys_from_its_first_token_on():
+    body = {"messages": [USER, {"role": "assistant", "content": '{"legs"'}], "response_format": {"type": "json_object"}}
+    async with saying(": 16}") as (client, engine):
+        answer = await client.post(
+            "/v1/chat/completions", json={**body, "continue_final_message": True, "add_generation_prompt": False}
+        )
+        assert answer.status_code == 200, answer.text
+        assert engine.seen[0].params.structured_outputs.kind == "json_object"
+    assert answer.json()["choices"][0]["message"]["content"] == ": 16}"
+
+
+async def test_what_cannot_be_enforced_is_told_and_refused_as_for_other_models():
+    lenient = {"type": "json_schema", "json_schema": {"name": "legs", "schema": {**SCHEMA, "not": {}}}}
+    async with saying(THOUGHT + HEAD + '{"legs": 16}') as (client, _):
+        told = await client.post("/v1/chat/completions", json={"messages": [USER], "response_format": lenient})
+        lenient["json_schema"]["strict"] = True
+        refused = await client.post("/v1/chat/completions", json={"messages": [USER], "response_format": lenient})
+    assert told.headers["x-unenforced-schema"] == "/not"
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
+
+
+async def test_schemas_of_the_other_apis_leave_thoughts_free_too():
+    said = THOUGHT + HEAD + '{"legs": 16}'
+    by_format = {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "legs", "schema": SCHEMA}}}
+    body = {"messages": [USER], "max_tokens": 1000, "model": "fake"}
+    by_config = {**body, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+    async with saying(said) as (client, engine):
+        response = (await client.post("/v1/responses", json=by_format)).json()
+        message = (await client.post("/v1/messages", json=by_config)).json()
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+    assert response["output"][1]["content"][0]["text"] == '{"legs": 16}'
+    assert [block["type"] for block in message["content"]] == ["thinking", "text"]
+    assert message["content"][1]["text"] == '{"legs": 16}'
+    assert len(engine.seen) == 2
+    for request in engine.seen:
+        assert make_grammar_spec(request.params.structured_outputs, engine.tokenizer).accepts(said)

@@ -3,6 +3,7 @@
 pub(crate) mod cache;
 pub(crate) mod gbnf;
 pub(crate) mod jobs;
+pub(crate) mod lark_rule;
 pub(crate) mod work_queue;
 
 use std::sync::Arc;
@@ -64,12 +65,14 @@ fn grammar_of(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
         check_limit("whitespace_pattern", pattern.len(), MAX_REGEX_BYTES, "bytes")?;
     }
     match spec.kind {
-        GrammarKind::JsonObject => {
-            Ok(json_grammar(Map::from_iter([("type".to_owned(), json!("object"))]), spec))
+        GrammarKind::JsonObject | GrammarKind::JsonSchema => {
+            Ok(TopLevelGrammar::from_json_schema(Value::Object(schema_keywords(spec)?)))
         }
-        GrammarKind::JsonSchema => schema_grammar(spec),
         GrammarKind::Regex => Ok(TopLevelGrammar::from_regex(&spec.text)),
-        GrammarKind::Choice => choice_grammar(&spec.text),
+        // One lexeme: the library has as many of them as it has choices to make.
+        GrammarKind::Choice => {
+            Ok(TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", choices(&spec.text)?)))
+        }
         GrammarKind::Grammar if spec.text.contains("::=") => {
             Ok(TopLevelGrammar::from_lark(gbnf::to_lark(&spec.text)?))
         }
@@ -78,7 +81,23 @@ fn grammar_of(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
     }
 }
 
-fn schema_grammar(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
+/// The schema that JSON obeys, with our options in the place of any that a client has put there.
+fn schema_keywords(spec: &GrammarSpec) -> Result<Map<String, Value>, GrammarError> {
+    let mut keywords = match spec.kind {
+        GrammarKind::JsonObject => Map::from_iter([("type".to_owned(), json!("object"))]),
+        _ => read_schema(spec)?,
+    };
+    let whitespace = spec.whitespace_pattern.as_deref().unwrap_or(WHITESPACE);
+    let options = if spec.disable_any_whitespace {
+        json!({"whitespace_flexible": false})
+    } else {
+        json!({"whitespace_pattern": whitespace})
+    };
+    keywords.insert("x-guidance".to_owned(), options);
+    Ok(keywords)
+}
+
+fn read_schema(spec: &GrammarSpec) -> Result<Map<String, Value>, GrammarError> {
     let mut schema: Value =
         serde_json::from_str(&spec.text).map_err(|error| GrammarError::NotJson(error.to_string()))?;
     lint::check_schema(&schema)?;
@@ -86,8 +105,8 @@ fn schema_grammar(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
         lint::close_objects(&mut schema);
     }
     match schema {
-        Value::Object(keywords) => Ok(json_grammar(keywords, spec)),
-        Value::Bool(true) => Ok(json_grammar(Map::new(), spec)),
+        Value::Object(keywords) => Ok(keywords),
+        Value::Bool(true) => Ok(Map::new()),
         Value::Bool(false) => Err(GrammarError::NoText),
         Value::Null => Err(GrammarError::NotASchema("null")),
         Value::Number(_) => Err(GrammarError::NotASchema("a number")),
@@ -96,25 +115,13 @@ fn schema_grammar(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
     }
 }
 
-/// A schema with our options in the place of any that a client has put there.
-fn json_grammar(mut keywords: Map<String, Value>, spec: &GrammarSpec) -> TopLevelGrammar {
-    let whitespace = spec.whitespace_pattern.as_deref().unwrap_or(WHITESPACE);
-    let options = if spec.disable_any_whitespace {
-        json!({"whitespace_flexible": false})
-    } else {
-        json!({"whitespace_pattern": whitespace})
-    };
-    keywords.insert("x-guidance".to_owned(), options);
-    TopLevelGrammar::from_json_schema(Value::Object(keywords))
-}
-
-fn choice_grammar(text: &str) -> Result<TopLevelGrammar, GrammarError> {
+/// Texts to choose from, as Lark's.
+fn choices(text: &str) -> Result<String, GrammarError> {
     let choices: Vec<String> = serde_json::from_str(text).map_err(|_| GrammarError::BadChoice)?;
     check_limit("list of choices", choices.len(), MAX_CHOICES, "texts")?;
     if choices.is_empty() || choices.iter().any(String::is_empty) {
         return Err(GrammarError::BadChoice);
     }
     let quoted: Vec<String> = choices.into_iter().map(|choice| Value::String(choice).to_string()).collect();
-    // One lexeme: the library has as many of them as it has choices to make.
-    Ok(TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", quoted.join(" | "))))
+    Ok(quoted.join(" | "))
 }

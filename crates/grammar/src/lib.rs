@@ -32,6 +32,7 @@ pub use check::relax::{Relaxed, relax};
 pub use check::{accepts, check};
 pub use compile::gbnf::to_lark;
 pub use compile::jobs::MAX_WAITING_COMPILES;
+pub use compile::lark_rule::in_messages;
 pub use error::GrammarError;
 pub use grammars::Grammars;
 pub use lint::{Places, check_tools, relax_tool};

@@ -262,6 +262,11 @@ fn messages_have_heads_and_their_calls_are_held_to_their_schema() {
         accepted(&lark, answer) && accepted(&lark, &format!("{thought}{answer}")) && accepted(&lark, call)
     );
     assert!(!accepted(&lark, "<|channel|>final<|message|>Hi") && !accepted(&lark, "{\"a\": null}"));
+    let remark = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant";
+    assert!(
+        accepted(&lark, &format!("{thought}{remark}{call}"))
+            && !accepted(&lark, &format!("{remark}{answer}"))
+    );
     let lark = grammar.of_calls().expect("a grammar");
     let whole = format!("{call}<|call|>");
     assert!(

@@ -53,6 +53,6 @@ pub use tokenizer_pool::{
 };
 pub use turn::{
     CallGrammar, CallIds, GrammarRefusal, ReasoningFormat, Thinking, Tool, TurnEvent, TurnFormat, TurnParser,
-    TurnReading,
+    TurnReading, messages_around,
 };
 pub use turn_events::TurnEvents;

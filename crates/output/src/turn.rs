@@ -33,6 +33,7 @@ pub(crate) use call_finder::CallFinder;
 pub use event::TurnEvent;
 pub use format::{CallIds, TurnFormat};
 pub use grammar::{CallGrammar, GrammarRefusal, Thinking};
+pub use messages_grammar::messages_around;
 pub use parser::TurnParser;
 pub use reading::TurnReading;
 pub use reasoning::ReasoningFormat;

@@ -43,6 +43,13 @@ class GrammarSpec:
         nothing that is left out would help.
         """
 
+    def in_messages(self, param: str, ids: dict[str, int], begins_within: bool) -> Self:
+        """The same for the last message of an answer in messages (gpt-oss), behind thoughts, which are free.
+
+        ``ids``: the marks that are one token each. ``begins_within``: the prompt ends within thoughts. Raises
+        InvalidRequestError, about ``param``, where it is no grammar or becomes too long.
+        """
+
     def accepts(self, text: str) -> bool:
         """Whether a text obeys it as a whole; for tests and measurements. Raises ``ValueError`` as ``check`` does."""
 

@@ -182,6 +182,31 @@ class ThinkingGate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MessageOutputs(StructuredOutputsParams):
+    """What the last of an answer's messages must be, for a model that says thoughts and answer in messages (gpt-oss).
+
+    Made of a request, never by a caller.
+
+    Attributes:
+        answer: What the message in the channel ``final`` must be; thoughts before it are free.
+        marker_ids: Ids of the marks of messages that are one token each.
+        begins_within: The prompt ends within thoughts.
+    """
+
+    answer: StructuredOutputsParams
+    marker_ids: Mapping[str, int]
+    begins_within: bool
+
+    def __post_init__(self) -> None:
+        """There is nothing to check: the answer is."""
+
+    @property
+    def asked_by(self) -> tuple[str, str]:
+        """See there."""
+        return self.answer.asked_by
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatedOutputs(StructuredOutputsParams):
     """What the output must be behind thoughts; made of a request for a model that thinks, never by a caller.
 

@@ -63,7 +63,7 @@ impl CallGrammar<'_> {
     /// See [`Self::of_calls`].
     pub fn of_calls_or_json(&self, schema: &Map<String, Value>) -> Result<String, GrammarRefusal> {
         if self.format.is_of_messages() {
-            return self.of_messages(Some(schema), false);
+            return self.of_messages(Some(&format!("wanted: {}\n", json_rule(schema.clone()))), false);
         }
         let mut lark = self.write("(calls | answer)", self.format.written.before, |tool| tool.strict)?;
         line(&mut lark, "answer", &json_rule(schema.clone()));
@@ -490,25 +490,28 @@ impl CallGrammar<'_> {
 
     /// A text of the format, in which markers that are tokens are written as tokens.
     pub(super) fn literal(&self, text: &str) -> String {
-        let mut parts = Vec::new();
-        let mut rest = text;
-        loop {
-            let found = self
-                .ids
-                .iter()
-                .filter_map(|(marker, id)| Some((rest.find(marker.as_str())?, marker.len(), id)));
-            let Some((at, len, id)) = found.min() else { break };
-            if at > 0 {
-                parts.push(quoted(&rest[..at]));
-            }
-            parts.push(format!("<[{id}]>"));
-            rest = &rest[at + len..];
-        }
-        if !rest.is_empty() {
-            parts.push(quoted(rest));
-        }
-        parts.join(" ")
+        literal(text, self.ids)
     }
+}
+
+/// A text in which markers that are tokens are written as tokens.
+pub(super) fn literal(text: &str, ids: &HashMap<String, u32>) -> String {
+    let mut parts = Vec::new();
+    let mut rest = text;
+    loop {
+        let found =
+            ids.iter().filter_map(|(marker, id)| Some((rest.find(marker.as_str())?, marker.len(), id)));
+        let Some((at, len, id)) = found.min() else { break };
+        if at > 0 {
+            parts.push(quoted(&rest[..at]));
+        }
+        parts.push(format!("<[{id}]>"));
+        rest = &rest[at + len..];
+    }
+    if !rest.is_empty() {
+        parts.push(quoted(rest));
+    }
+    parts.join(" ")
 }
 
 /// How named arguments are written.

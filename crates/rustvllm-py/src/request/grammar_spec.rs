@@ -1,8 +1,8 @@
 //! `_core.GrammarSpec`: what the output of a request must be.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
-use ::grammar::{accepts, check, relax, to_lark};
+use ::grammar::{accepts, check, in_messages, relax, to_lark};
 use ::scheduler::{GrammarKind, GrammarSpec, ThinkingGate};
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyString};
 
@@ -73,6 +73,20 @@ impl PyGrammarSpec {
             .map_err(|error| InvalidRequestError::new_err((error.to_string(), param.clone().unbind())))?;
         let places = relaxed.unenforced;
         Ok((Self { inner: Arc::new(relaxed.spec) }, places.pointers, places.count))
+    }
+
+    /// The same behind the thoughts of an answer of messages, whose marks have these ids; raises as `check` does.
+    fn in_messages(
+        &self,
+        py: Python<'_>,
+        param: &Bound<'_, PyString>,
+        ids: HashMap<String, u32>,
+        begins_within: bool,
+    ) -> PyResult<Self> {
+        let framed = py.detach(|| in_messages(&self.inner, &ids, begins_within));
+        let inner = framed
+            .map_err(|error| InvalidRequestError::new_err((error.to_string(), param.clone().unbind())))?;
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Whether a text obeys it as a whole; for tests and measurements. Raises ValueError when it cannot be enforced.

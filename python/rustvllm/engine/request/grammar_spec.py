@@ -8,7 +8,13 @@ from rustvllm import _core
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
 from rustvllm.process.memory import give_back_memory
-from rustvllm.sampling_params.structured_outputs import CallGrammar, GatedOutputs, StructuredOutputsParams, shown_places
+from rustvllm.sampling_params.structured_outputs import (
+    CallGrammar,
+    GatedOutputs,
+    MessageOutputs,
+    StructuredOutputsParams,
+    shown_places,
+)
 from rustvllm.text.tokenizer import Tokenizer
 
 logger = init_logger(__name__)
@@ -40,6 +46,9 @@ def _checked_spec(params: StructuredOutputsParams, tokenizer: Tokenizer | None) 
         raise InvalidRequestError(
             f"there is no tokenizer (skip_tokenizer_init), so {params.param} cannot be enforced", params.param
         )
+    if isinstance(params, MessageOutputs):
+        answer = _checked_spec(params.answer, tokenizer)
+        return answer.in_messages(params.answer.param, dict(params.marker_ids), params.begins_within)
     thinking = None
     if isinstance(params, GatedOutputs):
         gate = params.gate

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestOutput
-from rustvllm.sampling_params.structured_outputs import GatedOutputs
+from rustvllm.sampling_params.structured_outputs import GatedOutputs, MessageOutputs
 from rustvllm.server.answers import nulls
 from rustvllm.server.answers.logprobs import chat_logprobs, shown_prompt_logprobs
 from rustvllm.server.answers.turn import REASONING_FIELDS, TurnReaders, TurnReading
@@ -150,9 +150,14 @@ class ChatFace(Face[ChatCompletionRequest]):
         if use is None and formats.reasoning is None:
             return
         gate = formats.thinking_gate(prompt, budget)
-        if use is None and wanted is not None and (gate is None or formats.has_thought(prompt)):
-            return  # what the answer must be holds from its first token on: it has no thoughts
         begins_within = formats.begins_within(prompt)
+        if use is None and wanted is not None:
+            has_messages = gate is None and formats.has_messages
+            if has_messages and (begins_within or not formats.continues_message(prompt)):
+                wanted = MessageOutputs(answer=wanted, marker_ids=formats.marker_ids, begins_within=begins_within)
+                self.params = replace(self.params, structured_outputs=wanted)
+            elif gate is None or formats.has_thought(prompt):
+                return  # what the answer must be holds from its first token on: it has no thoughts
         if use is not None:
             if use.must_call or begins_within or not formats.continues_message(prompt):
                 wanted = call_grammar(use, formats, wanted, begins_within=begins_within, is_gated=budget is not None)

@@ -7,7 +7,12 @@ from typing import Any, ClassVar, Final
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.parameter_checks import shown
-from rustvllm.sampling_params.structured_outputs import GatedOutputs, StructuredOutputsParams, shown_places
+from rustvllm.sampling_params.structured_outputs import (
+    GatedOutputs,
+    MessageOutputs,
+    StructuredOutputsParams,
+    shown_places,
+)
 from rustvllm.server.schemas.protocol import GenerationRequest
 
 UNENFORCED_HEADER: Final = b"x-unenforced-schema"
@@ -47,7 +52,7 @@ def read_structured_outputs(request: GenerationRequest) -> StructuredOutputsPara
 
 def unenforced_header(wanted: StructuredOutputsParams | None) -> tuple[bytes, bytes] | None:
     """The header that says what of a schema is not enforced, once it was checked; None: all is."""
-    if isinstance(wanted, GatedOutputs):
+    if isinstance(wanted, GatedOutputs | MessageOutputs):
         wanted = wanted.answer
     if wanted is None or not wanted.unenforced.count:
         return None
