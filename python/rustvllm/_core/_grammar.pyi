@@ -47,7 +47,7 @@ class GrammarSpec:
         """The same for the last message of an answer in messages (gpt-oss), behind thoughts, which are free.
 
         ``ids``: the marks that are one token each. ``begins_within``: the prompt ends within thoughts. Raises
-        InvalidRequestError, about ``param``, where it is no grammar or becomes too long.
+        InvalidRequestError, about ``param``, if it is not a grammar or becomes too long.
         """
 
     def accepts(self, text: str) -> bool:

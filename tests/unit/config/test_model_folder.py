@@ -290,7 +290,7 @@ def test_a_scaling_that_cannot_be_counted(folder, kind, factor):
     ],
 )
 def test_a_scaling_with_a_wrong_number_is_refused_by_name(folder, scaling, message):
-    """Whichever key has it, and whoever's code runs the model."""
+    """Whichever key has it, and whether rustvllm's or transformers' code runs the model."""
     for config in ({"rope_scaling": scaling}, {"rope_parameters": scaling}):
         for model_impl in ("rustvllm", "transformers"):
             with pytest.raises(ModelLoadError) as raised:

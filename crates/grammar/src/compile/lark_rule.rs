@@ -16,12 +16,12 @@ use crate::{
 /// The name of the rule.
 const RULE: &str = "wanted";
 
-/// The same for an answer in messages (gpt-oss): thoughts, which are free, and then the answer in its channel.
+/// Make a grammar for an answer in messages (gpt-oss): thoughts, which are free, then what `spec` accepts.
 ///
 /// `ids`: marks that are one token each. `begins_within`: the prompt ends within thoughts.
 ///
 /// # Errors
-/// It is no grammar, or the whole is too long.
+/// `spec` is not a grammar, or the whole is too long.
 pub fn in_messages(
     spec: &GrammarSpec,
     ids: &HashMap<String, u32>,

@@ -21,8 +21,8 @@ pub fn messages_around(wanted: &str, ids: &HashMap<String, u32>, begins_within: 
 }
 
 impl CallGrammar<'_> {
-    /// A grammar for messages, the last of which may be a call. `wanted`: as for [`messages_around`], of an answer that is
-    /// no call.
+    /// A grammar for messages, the last of which may be a call. `wanted`: as for [`messages_around`], of an answer
+    /// without a call.
     ///
     /// The calls of strict tools obey their schemas; with `all_obey`, those of other tools do too.
     ///

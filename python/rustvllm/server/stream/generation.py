@@ -307,7 +307,7 @@ async def until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
 async def unless_left(request: Request, work: Awaitable[T], *, takes_long: bool = False) -> T:
     """The result of ``work`` with the whole body; given up when the client goes away, if the body is large.
 
-    What waits for a thread, to be tokenised or to be rendered then loses its place: nobody would read the answer.
+    What waits for a thread, to be tokenised or to be rendered then loses its place: no client would read it.
 
     Args:
         request: Its body was read.
