@@ -4,7 +4,7 @@ mod support;
 
 use std::sync::Arc;
 
-use output::{ReasoningFormat, Tool, TurnEvent, TurnFormat, TurnParser};
+use output::{ReasoningFormat, Tool, TurnFormat, TurnParser};
 use serde_json::Map;
 
 use support::turns::{Turn, read, read_in_all_cuts};
