@@ -4,7 +4,7 @@
 //!     step_loop NUM_RUNNING PREFILL_TOKENS STEPS [NUM_DRAFTS REPEATS [MODEL_US]]
 //!
 //! With drafts each decode looks for so many among its own tokens, which repeat themselves where REPEATS is not 0,
-//! and runs all that it finds. If MODEL_US is not 0, the controller chooses among them, as if a model took so many
+//! and runs all that it finds. If `MODEL_US` is not 0, the controller chooses among them, as if a model took so many
 //! microseconds for each step, and a thousandth of that more for each token.
 
 use std::{env, time::Duration};

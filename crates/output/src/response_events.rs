@@ -1,4 +1,4 @@
-//! `ResponseEvents`: one answer as the numbered events of OpenAI's Responses API.
+//! `ResponseEvents`: one answer as the numbered events of the Responses API.
 
 use std::collections::HashSet;
 use std::io::Write;

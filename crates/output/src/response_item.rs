@@ -1,4 +1,4 @@
-//! `OpenItem`: an output item of OpenAI's Responses API while its text arrives, and its JSON.
+//! `OpenItem`: an output item of the Responses API while its text arrives, and its JSON.
 
 use std::sync::Arc;
 

@@ -56,10 +56,14 @@ fn without_ids(mut value: Value) -> Value {
             for name in ["id", "item_id", "call_id"] {
                 members.remove(name);
             }
-            members.values_mut().for_each(|member| *member = without_ids(member.take()));
+            for member in members.values_mut() {
+                *member = without_ids(member.take());
+            }
         }
         Value::Array(elements) => {
-            elements.iter_mut().for_each(|element| *element = without_ids(element.take()))
+            for element in elements {
+                *element = without_ids(element.take());
+            }
         }
         _ => {}
     }

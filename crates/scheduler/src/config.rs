@@ -30,6 +30,7 @@ pub enum PreemptionMode {
 
 /// See the field docs; `check` holds the limits.
 #[derive(Clone, PartialEq, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "settings that have nothing to do with each other")]
 pub struct SchedulerConfig {
     /// KV blocks, including the null block.
     pub num_blocks: u32,

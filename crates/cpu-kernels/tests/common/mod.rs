@@ -135,7 +135,7 @@ impl<E: Element, C: PlainHead + CacheElement<E>> Step<E, C> {
         self.visible.clear();
         for &which in chosen {
             let (computed, new) = case.requests[which];
-            let mut numbers = Numbers(case.seed ^ (0x1a6e << 16 | which as u64 + 1));
+            let mut numbers = Numbers(case.seed ^ ((0x1a6e << 16) | (which as u64 + 1)));
             let mut ends: Vec<usize> = (1..=computed + new).collect();
             let mut place = 0;
             loop {

@@ -21,7 +21,12 @@ const RULE: &str = "wanted";
 /// `ids`: marks that are one token each. `begins_within`: the prompt ends within thoughts.
 ///
 /// # Errors
+///
 /// `spec` is not a grammar, or the whole is too long.
+#[expect(
+    clippy::implicit_hasher,
+    reason = "the ids of special tokens lie in a map of the usual kind everywhere"
+)]
 pub fn in_messages(
     spec: &GrammarSpec,
     ids: &HashMap<String, u32>,

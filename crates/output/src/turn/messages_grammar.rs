@@ -14,6 +14,10 @@ const UNMARKED: &str = r"~/(?s:.*)<\|(start|channel|message|end|call|return)\|>(
 /// `wanted`: a rule of this name that says what the answer must be, with a line break at its end. `ids`: marks that are
 /// one token each. `begins_within`: the prompt ends within thoughts.
 #[must_use]
+#[expect(
+    clippy::implicit_hasher,
+    reason = "the ids of special tokens lie in a map of the usual kind everywhere"
+)]
 pub fn messages_around(wanted: &str, ids: &HashMap<String, u32>, begins_within: bool) -> String {
     let mut lark = String::new();
     write_messages(&mut lark, Some(wanted), ids, begins_within, false);

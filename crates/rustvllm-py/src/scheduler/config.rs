@@ -38,6 +38,7 @@ impl PySchedulerConfig {
         max_look_past=0, max_times_passed=8, max_loras=0, max_multimodal_bytes=0, disable_chunked_mm_input=false,
         hash_algorithm="siphash13", collect_metrics=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only in Python")]
+    #[expect(clippy::fn_params_excessive_bools, reason = "keyword arguments of the Python signature")]
     fn new(
         num_blocks: u32,
         max_model_len: u32,

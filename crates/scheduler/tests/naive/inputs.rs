@@ -16,11 +16,11 @@ pub fn inputs_before(inputs: &[Input], end: usize) -> Vec<Input> {
 #[derive(Clone, Debug, Default)]
 pub struct Cuts {
     /// They end before it.
-    pub num_shorter: Cell<usize>,
+    pub shorter: Cell<usize>,
     /// They wait for a step that has room.
-    pub num_waiting: Cell<usize>,
+    pub waiting: Cell<usize>,
     /// They begin within one, of which the prefix cache has the first tokens.
-    pub num_begun_within: Cell<usize>,
+    pub begun_within: Cell<usize>,
 }
 
 impl NaiveScheduler {
@@ -33,9 +33,9 @@ impl NaiveScheduler {
         let is_within = |end: usize| inputs.iter().any(|&(offset, len)| offset < end && end < offset + len);
         let found = (0..=num_tokens).rev().find(|&n| !is_within(start + n)).unwrap_or(0);
         let count = |counter: &Cell<usize>, is: bool| counter.set(counter.get() + usize::from(is));
-        count(&self.cuts.num_shorter, 0 < found && found < num_tokens);
-        count(&self.cuts.num_waiting, found == 0 && num_tokens > 0);
-        count(&self.cuts.num_begun_within, found > 0 && is_within(start));
+        count(&self.cuts.shorter, 0 < found && found < num_tokens);
+        count(&self.cuts.waiting, found == 0 && num_tokens > 0);
+        count(&self.cuts.begun_within, found > 0 && is_within(start));
         found
     }
 }

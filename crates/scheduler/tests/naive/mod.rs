@@ -466,9 +466,9 @@ impl NaiveScheduler {
             ("admissions without a look-up", self.num_unasked),
             ("overtaken by who came first", self.num_overtaken),
             ("turns of others", self.num_turns_of_others),
-            ("chunks that end before an input", self.cuts.num_shorter.get()),
-            ("inputs that wait for a step with room", self.cuts.num_waiting.get()),
-            ("chunks that begin within an input", self.cuts.num_begun_within.get()),
+            ("chunks that end before an input", self.cuts.shorter.get()),
+            ("inputs that wait for a step with room", self.cuts.waiting.get()),
+            ("chunks that begin within an input", self.cuts.begun_within.get()),
         ]
     }
 

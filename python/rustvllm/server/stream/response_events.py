@@ -46,7 +46,7 @@ class ResponseEventRenderer(ChunkRenderer):
         """
         self.frame, self._reader = frame, reader
         reading = None if reader is None else reader.group.core_reading
-        self.response_events = CoreResponseEvents(reading, custom)
+        self._events = self.response_events = CoreResponseEvents(reading, custom)
         self._places = None if self._logprobs is None else LogprobPieces(reader, self._logprobs)
         self._first: Iterable[bytes] = ()
         self._last: Iterable[bytes] = ()
@@ -80,9 +80,9 @@ class ResponseEventRenderer(ChunkRenderer):
         if self._reader is not None:
             self._reader.count(completion.token_ids)
         if self._places is None:
-            return self.response_events.read(text)
+            return self._events.read(text)
         places = self._places.of(completion)
-        return b"".join([self.response_events.read(text, json_bytes(shown)[1:-1]) for text, shown in places])
+        return b"".join([self._events.read(text, json_bytes(shown)[1:-1]) for text, shown in places])
 
     def finish(
         self,
@@ -98,7 +98,7 @@ class ResponseEventRenderer(ChunkRenderer):
         news = b"" if completion is None else self.text(index, text, completion)
         self._last = chain(
             self.large_opening(),
-            self.response_events.finish(outcome.status == "completed"),
+            self._events.finish(outcome.status == "completed"),
             self._ended(outcome, self._usage),
         )
         return opening + news
@@ -113,12 +113,12 @@ class ResponseEventRenderer(ChunkRenderer):
         if not self._has_begun:
             members = {"code": error_code(status), "message": message, "param": param}
             return b"".join(_event("error", 0, json_bytes(members)[1:-1]))
-        return b"".join(chain(self.response_events.break_off(), self._ended(failed(status, message), None)))
+        return b"".join(chain(self._events.break_off(), self._ended(failed(status, message), None)))
 
     def _ended(self, outcome: Outcome, usage: UsageCounter | None) -> Iterator[bytes]:
         """The last event, once it is asked for: the items are complete by then."""
-        state = self.frame.ended(outcome, self.response_events.output(), usage)
-        number = self.response_events.take_number()
+        state = self.frame.ended(outcome, self._events.output(), usage)
+        number = self._events.take_number()
         yield from _event(f"response.{outcome.status}", number, b'"response":', state)
 
 
