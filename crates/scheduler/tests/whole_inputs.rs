@@ -101,6 +101,14 @@ fn what_the_cache_has_of_an_input_is_not_computed_again() {
     scheduler.handle().add_request(other).expect("it fits");
     let steps = steps(&mut scheduler);
     assert_eq!(chunks_of(&steps, "b")[0], (12, 24), "a start within the input");
+    // Where a step has room for two more tokens, the five that are left of the input wait for another.
+    scheduler.handle().add_request(with_inputs(&scheduler, "text", 14, &[])).expect("it fits");
+    let mut third = with_inputs(&scheduler, "c", 24, &[(3, 14)]);
+    third.prompt_token_ids[13] = 98;
+    scheduler.handle().add_request(third).expect("it fits");
+    let steps = self::steps(&mut scheduler);
+    assert_eq!(chunks_of(&steps, "text")[0], (0, 14));
+    assert_eq!(chunks_of(&steps, "c")[0], (12, 24), "a start within the input is not cut");
 }
 
 #[test]
