@@ -49,14 +49,18 @@ async def leaving(app: Any, url: str, body: dict[str, Any], gone: asyncio.Event)
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    scope = {
+    await app(post_scope(url), receive, send)
+    return sent
+
+
+def post_scope(url: str, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    """The ASGI scope of a request with a body in JSON; ``headers`` are further ones."""
+    usual = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    return {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-        "path": url, "raw_path": url.encode(), "query_string": b"", "root_path": "", "headers": headers,
+        "path": url, "raw_path": url.encode(), "query_string": b"", "root_path": "", "headers": [*usual, *headers],
         "client": ("127.0.0.1", 1), "server": ("localhost", 80), "state": {},
     }  # fmt: skip
-    await app(scope, receive, send)
-    return sent
 
 
 def events_of(response: httpx.Response) -> list[dict[str, Any]]:

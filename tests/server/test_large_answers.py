@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from asgi_client import post_scope
 from loop_watch import ATTEMPTS, longest_callback, watched_loop
 
 import rustvllm
@@ -98,13 +99,7 @@ async def call(app, path: str, body: bytes) -> tuple[int, int, bytes]:
         part = message.get("body", b"")
         size, last = size + len(part), part[-200:] or last
 
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers,
-        "client": ("127.0.0.1", 1), "server": ("localhost", 80), "state": {},
-    }  # fmt: skip
-    await app(scope, receive, send)
+    await app(post_scope(path, (b"content-length", b"%d" % len(body))), receive, send)
     gone.set()
     return status, size, last
 

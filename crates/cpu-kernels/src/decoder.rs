@@ -299,6 +299,9 @@ impl Decoder {
 
     /// As `run`, with what adapters add for their tokens, and to the stream or to the logits.
     ///
+    /// With the logits of some tokens, in ascending order and without adapters, the last block goes on behind its keys and values
+    /// with those alone. Then `hidden` has their rows first, and further rows mean nothing.
+    ///
     /// # Errors
     ///
     /// As `run`; another decoder's adapters, or tokens that the step does not have. With logits: there is no head, places
