@@ -284,11 +284,17 @@ unsafe fn add_alone<S: Simd, K: Cached, const N: usize>(
     odd: &mut [S::V; N],
 ) {
     for j in keys {
-        let sums = if j.is_multiple_of(2) { &mut *even } else { &mut *odd };
-        // SAFETY: the caller gives values with a panel from element `i` on.
+        // SAFETY: the caller gives values with a panel from element `i` on, and keys of a chunk.
         unsafe {
-            let (p, scale) = (std::slice::from_ref(p), K::scale(values[j].add(scale_at)));
-            add_value::<S, K, 1, N>(p, j, values[j].add(i), scale, std::array::from_mut(sums));
+            // No bounds are checked, as in `add_seen`.
+            let value = *values.get_unchecked(j);
+            let (p, value, scale) = (std::slice::from_ref(p), value.add(i), K::scale(value.add(scale_at)));
+            // A choice of two places for the sums, instead of two calls, would keep all sums on the stack.
+            if j.is_multiple_of(2) {
+                add_value::<S, K, 1, N>(p, j, value, scale, std::array::from_mut(even));
+            } else {
+                add_value::<S, K, 1, N>(p, j, value, scale, std::array::from_mut(odd));
+            }
         }
     }
 }
