@@ -31,7 +31,7 @@ use crate::{
     lora::Addition,
     packed::{LinearError, PackedLinear, check_rows},
     threads::Threads,
-    w8a8::round_for,
+    w8a8::{Plan, round_for},
 };
 
 /// Activations of those rows, in elements, that are near enough: what the second cache does not hold is asked for ahead. But
@@ -212,7 +212,8 @@ fn arranged_for<X: Element>(
     let row = layer.in_features;
     Ok(match X::as_f32(x.data) {
         _ if layer.kind.rounds_activations() => {
-            Activations::Rounded(round_for(layer, x, num_rows, threads, arranged)?)
+            let rows = round_for(layer, x, num_rows, threads, arranged)?;
+            Activations::Rounded(rows, Plan::new(layer, &rows, 0, num_rows))
         }
         None if layer.multiplies_narrow() => match X::as_bf16(x.data) {
             // One row lies as chunks do.

@@ -107,93 +107,139 @@ fn tiles(
     one.into_iter().chain(several)
 }
 
-/// Sums of some rows and one panel, to `[row][output]`; `fetch` is called before each tile of rows, with
-/// its number and how many there are.
-///
-/// # Safety
-///
-/// The layer's kind rounds activations, the rows were rounded for it, and `sums` has room for `num_rows` of them.
-#[expect(clippy::too_many_arguments, reason = "the parts of a product")]
-pub(crate) unsafe fn sum(
-    layer: &PackedLinear,
-    panel: usize,
-    rows: &RoundedRows,
+/// What the products of some rows with each panel of a layer have in common. It is made once for all panels: for a panel of one
+/// row it takes a tenth of the time of the product.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    form: &'static Form,
+    variant: Variant,
+    makes_ready: bool,
     first_row: usize,
     num_rows: usize,
-    sums: *mut f32,
-    ready: &mut ReadyScales,
-    fetch: impl Fn(usize, usize),
-) {
-    let (outputs, block, layout) = (layer.kernel().panel(), layer.kind().block(), layer.layout);
-    let (form, variant, makes_ready) = product_for(layer, num_rows);
-    let num_blocks = layout.num_blocks;
-    let weights = layer.panel_weights(panel);
-    let tiles = tiles(first_row..first_row + num_rows, rows.bundle(), form.tile_rows(variant, num_rows));
-    let num_tiles = tiles.clone().count();
-    let block_bytes = outputs * block * usize::from(variant.bits) / 8;
-    let passes = form.passes(outputs);
-    let (ahead, share, near, near_step) = if num_tiles * passes > 1 {
-        // Several tiles, and several passes, share out the next panel among them.
-        let share = block_bytes.div_ceil(num_tiles * passes);
-        (weights.wrapping_add(layer.panel_bytes()), share, FROM_CACHE, share)
-    } else if form.takes_any_rows {
-        (weights.wrapping_add(FAR), block_bytes, 0, 0)
-    } else if variant.bits == 4 && num_rows > MEMORY_ROWS {
-        (weights.wrapping_add(FAR), block_bytes, FROM_CACHE, block_bytes)
-    } else if memory::is_one_stream() {
-        (weights.wrapping_add(FARTHER), block_bytes, memory::SECOND_ASK, block_bytes)
-    } else {
-        (weights, 0, FROM_MEMORY, block_bytes)
-    };
-    // Scales are read where they lie, or made ready for some groups at a time.
-    let num_groups = layout.num_groups;
-    let together = if makes_ready { GROUPS_TOGETHER } else { num_groups };
-    for first_group in (0..num_groups).step_by(together) {
-        let groups = first_group..num_groups.min(first_group + together);
-        let blocks =
-            groups.start * layout.blocks_per_group..num_blocks.min(groups.end * layout.blocks_per_group);
-        let weight_scales = match layer.kind() {
-            WeightKind::Quantized(form) if makes_ready => {
-                layer.ready_scales(form, panel, groups.clone(), ready);
-                ready.scales.as_ptr().cast()
-            }
-            _ => layer.scales_at(panel),
+    /// Rows that are computed at once, at most, and how many times the weights are read for that.
+    tile_rows: usize,
+    num_tiles: usize,
+    /// How often the form goes through a panel.
+    passes: usize,
+    /// Bytes of a panel that a block of inputs has.
+    block_bytes: usize,
+    /// Groups whose scales are read at once.
+    groups_together: usize,
+    /// Where weights are asked for, see [`Product`]: `ahead` behind a panel's first one.
+    ahead: usize,
+    ahead_step: usize,
+    near: usize,
+    near_step: usize,
+}
+
+impl Plan {
+    /// For rows that were rounded for the layer.
+    pub(crate) fn new(layer: &PackedLinear, rows: &RoundedRows, first_row: usize, num_rows: usize) -> Self {
+        let (form, variant, makes_ready) = product_for(layer, num_rows);
+        let tile_rows = form.tile_rows(variant, num_rows);
+        let num_tiles = tiles(first_row..first_row + num_rows, rows.bundle(), tile_rows).count();
+        let panel = layer.kernel().panel();
+        let block_bytes = panel * layer.kind().block() * usize::from(variant.bits) / 8;
+        let passes = form.passes(panel);
+        let (ahead, ahead_step, near, near_step) = if num_tiles * passes > 1 {
+            // Several tiles, and several passes, share out the next panel among them.
+            let share = block_bytes.div_ceil(num_tiles * passes);
+            (layer.panel_bytes(), share, FROM_CACHE, share)
+        } else if form.takes_any_rows {
+            (FAR, block_bytes, 0, 0)
+        } else if variant.bits == 4 && num_rows > MEMORY_ROWS {
+            (FAR, block_bytes, FROM_CACHE, block_bytes)
+        } else if memory::is_one_stream() {
+            (FARTHER, block_bytes, memory::SECOND_ASK, block_bytes)
+        } else {
+            (0, 0, FROM_MEMORY, block_bytes)
         };
-        // Those of the next groups, or of the next panel.
-        let scales_ahead = layer.scales_at(panel).wrapping_add(layout.group_scale_bytes * groups.end);
-        for (tile, tile_rows) in tiles.clone().enumerate() {
-            if first_group == 0 {
-                fetch(tile, num_tiles);
-            }
-            let (row, offset) = (tile_rows.start, blocks.start * rows.bundle());
-            let ahead_pass = share * num_blocks;
-            let ahead = ahead.wrapping_add(tile * passes * ahead_pass);
-            let what = Product {
-                numbers: rows.numbers(row).wrapping_add(offset * block),
-                scales: rows.scales(row).wrapping_add(offset),
-                starts: rows.starts(row).wrapping_add(offset),
-                group_sums: rows.group_sums(first_group, row),
-                num_rows: tile_rows.len(),
-                row_stride: rows.bundle(),
-                num_blocks: blocks.len(),
-                blocks_per_group: layout.blocks_per_group,
-                weights: weights.wrapping_add(blocks.start * block_bytes),
-                panel: outputs,
-                weight_scales,
-                weight_mins: ready.mins.as_ptr(),
-                sums: sums.wrapping_add((row - first_row) * outputs),
-                is_first: first_group == 0,
-                ahead: ahead.wrapping_add(blocks.start * share),
-                ahead_step: share,
-                ahead_pass,
-                near,
-                near_step,
-                scales_ahead,
-                scales_ahead_step: if tile == 0 { layout.block_scale_bytes } else { 0 },
+        // Scales are read where they lie, or made ready for some groups at a time.
+        let groups_together = if makes_ready { GROUPS_TOGETHER } else { layer.layout.num_groups };
+        Self {
+            form,
+            variant,
+            makes_ready,
+            first_row,
+            num_rows,
+            tile_rows,
+            num_tiles,
+            passes,
+            block_bytes,
+            groups_together,
+            ahead,
+            ahead_step,
+            near,
+            near_step,
+        }
+    }
+
+    /// Sums of the rows and one panel, to `[row][output]`; `fetch` is called before each tile of rows, with its number and how
+    /// many there are.
+    ///
+    /// # Safety
+    ///
+    /// The plan is of this layer, whose kind rounds activations, and of these rows, which were rounded for it; `sums` has room
+    /// for as many rows as the plan.
+    pub(crate) unsafe fn sum(
+        &self,
+        layer: &PackedLinear,
+        panel: usize,
+        rows: &RoundedRows,
+        sums: *mut f32,
+        ready: &mut ReadyScales,
+        fetch: impl Fn(usize, usize),
+    ) {
+        let (block, layout, bundle) = (layer.kind().block(), layer.layout, rows.bundle());
+        let weights = layer.panel_weights(panel);
+        let all_rows = self.first_row..self.first_row + self.num_rows;
+        for first_group in (0..layout.num_groups).step_by(self.groups_together) {
+            let groups = first_group..layout.num_groups.min(first_group + self.groups_together);
+            let blocks = groups.start * layout.blocks_per_group
+                ..layout.num_blocks.min(groups.end * layout.blocks_per_group);
+            let weight_scales = match layer.kind() {
+                WeightKind::Quantized(form) if self.makes_ready => {
+                    layer.ready_scales(form, panel, groups.clone(), ready);
+                    ready.scales.as_ptr().cast()
+                }
+                _ => layer.scales_at(panel),
             };
-            // SAFETY: a tile has at least one row and at most as many as there are products; the caller gives rows that were
-            // rounded for the layer and sums with room for them; a form is chosen only where its instructions were found.
-            unsafe { form.product(variant, tile_rows.len())(&what) };
+            // Those of the next groups, or of the next panel.
+            let scales_ahead = layer.scales_at(panel).wrapping_add(layout.group_scale_bytes * groups.end);
+            for (tile, tile_rows) in tiles(all_rows.clone(), bundle, self.tile_rows).enumerate() {
+                if first_group == 0 {
+                    fetch(tile, self.num_tiles);
+                }
+                let (row, offset) = (tile_rows.start, blocks.start * bundle);
+                let ahead_pass = self.ahead_step * layout.num_blocks;
+                let ahead = self.ahead + tile * self.passes * ahead_pass + blocks.start * self.ahead_step;
+                let what = Product {
+                    numbers: rows.numbers(row).wrapping_add(offset * block),
+                    scales: rows.scales(row).wrapping_add(offset),
+                    starts: rows.starts(row).wrapping_add(offset),
+                    group_sums: rows.group_sums(first_group, row),
+                    num_rows: tile_rows.len(),
+                    row_stride: bundle,
+                    num_blocks: blocks.len(),
+                    blocks_per_group: layout.blocks_per_group,
+                    weights: weights.wrapping_add(blocks.start * self.block_bytes),
+                    panel: layer.kernel().panel(),
+                    weight_scales,
+                    weight_mins: ready.mins.as_ptr(),
+                    sums: sums.wrapping_add((row - self.first_row) * layer.kernel().panel()),
+                    is_first: first_group == 0,
+                    ahead: weights.wrapping_add(ahead),
+                    ahead_step: self.ahead_step,
+                    ahead_pass,
+                    near: self.near,
+                    near_step: self.near_step,
+                    scales_ahead,
+                    scales_ahead_step: if tile == 0 { layout.block_scale_bytes } else { 0 },
+                };
+                // SAFETY: a tile has at least one row and at most as many as there are products; the caller gives rows that were
+                // rounded for the layer and sums with room for them; a form is chosen only where its instructions were found.
+                unsafe { self.form.product(self.variant, tile_rows.len())(&what) };
+            }
         }
     }
 }

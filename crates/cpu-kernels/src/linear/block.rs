@@ -55,7 +55,8 @@ pub(super) enum Activations {
     Chunks(*const f32),
     /// Likewise, of 16 bits.
     Narrow(*const bf16),
-    Rounded(RoundedRows),
+    /// With what all panels have in common.
+    Rounded(RoundedRows, w8a8::Plan),
     #[cfg(target_arch = "x86_64")]
     Tiles(tiled::Arranged),
 }
@@ -85,7 +86,7 @@ impl<O: Element> Block<'_, O> {
     pub(super) fn tile_rows(&self) -> usize {
         match self.a {
             Activations::Chunks(_) | Activations::Narrow(_) => self.products.f32.len(),
-            Activations::Rounded(_) => w8a8::TILE_ROWS,
+            Activations::Rounded(..) => w8a8::TILE_ROWS,
             #[cfg(target_arch = "x86_64")]
             Activations::Tiles(_) => tiled::PAIR_ROWS,
         }
@@ -120,11 +121,13 @@ impl<O: Element> Block<'_, O> {
             &Activations::Chunks(a) => unsafe { self.sum_chunks(a, panel, tiles, start, scratch, fetch) },
             // SAFETY: likewise.
             &Activations::Narrow(a) => unsafe { self.sum_narrow(a, panel, tiles, start, sums, fetch) },
-            // SAFETY: the caller gives rows and a panel that lie in the arrays; `sums` has room for the rows, which were
-            // rounded for this layer's kind.
-            Activations::Rounded(a) => unsafe {
-                w8a8::sum(self.layer, panel, a, first_row, num_rows, sums, &mut scratch.ready, fetch);
-            },
+            Activations::Rounded(a, plan) => {
+                let is_whole = num_rows == self.num_rows;
+                let plan = if is_whole { *plan } else { w8a8::Plan::new(self.layer, a, first_row, num_rows) };
+                // SAFETY: the caller gives rows and a panel that lie in the arrays; `sums` has room for the rows, which were
+                // rounded for this layer's kind, and of which the plan was made.
+                unsafe { plan.sum(self.layer, panel, a, sums, &mut scratch.ready, fetch) };
+            }
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller gives rows and a panel that lie in the arrays; `sums` has room for them; there are tiles
             // only where `uses_matrix_unit` said so.
