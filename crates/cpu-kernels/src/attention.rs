@@ -274,19 +274,24 @@ pub fn attend<E: Element, C: CacheElement<E>>(
     let group = num_heads / layout.num_kv_heads;
     let shared = work(batch, num_heads, layout.head_dim) >= MIN_SHARED_WORK;
     let shares = share_out(batch, num_heads, layout.num_kv_heads, threads.num_threads());
-    threads.for_each(shares.len(), shared, |index| {
-        let share = &shares[index];
+    let tile_of = |share: &Share| {
         let part = &share.part;
         let span = &batch.spans()[part.span];
         let first = span.start + part.first;
-        let tile = Tile {
+        Tile {
             blocks: batch.blocks(span),
             tokens: first..first + part.num_tokens,
             position: span.seq_len - span.num_tokens + part.first,
             visible: batch.visible(first..first + part.num_tokens),
             kv_heads: share.kv_heads.clone(),
-        };
-        let compute = tiles.taking(part.num_tokens * group);
+            next: None,
+        }
+    };
+    threads.for_each(shares.len(), shared, |index| {
+        // Threads take shares as they come, so in turn where all are about as long.
+        let next = shares.get(index + threads.num_threads()).map(tile_of);
+        let tile = Tile { next: next.as_ref(), ..tile_of(&shares[index]) };
+        let compute = tiles.taking(tile.tokens.len() * group);
         SCRATCH.with_borrow_mut(|scratch| {
             // SAFETY: a kernel is only reachable where it was detected, and takes the heads; `RaggedBatch::new` checked
             // that tokens lie in the batch and blocks cover each sequence, `seeing` that no token sees beyond its own,

@@ -59,3 +59,9 @@ impl<C: Cached> CacheRows<C> {
 pub(crate) fn first_visible(options: &AttentionOptions<'_>, position: usize) -> usize {
     options.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window.get() as usize))
 }
+
+/// The first chunk that any token of a tile sees.
+#[inline(always)]
+pub(crate) fn first_chunk(options: &AttentionOptions<'_>, tile: &Tile<'_>) -> usize {
+    first_visible(options, tile.position) / CHUNK
+}

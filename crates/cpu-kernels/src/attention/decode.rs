@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::{
     attention::{
-        cache_rows::CacheRows,
+        cache_rows::{CacheRows, first_chunk},
         cached::Cached,
         layer::{Layer, Tile},
         products::{CHUNK, KEYS_AT_ONCE, add_values, multiply_by_scales, num_panels, scales, score},
@@ -103,9 +103,10 @@ pub(crate) unsafe fn walk<S: Simd, E: Number, C: Cached>(
     let locate = |chunk| CacheRows::of(layer, tile, chunk, tile.kv_heads.start);
     let mut next = chunks.next().map(locate);
     if let Some(first) = &next {
-        // Nothing asked for these.
+        // Nothing asked for these, or the tile before did.
         NextRows::new(&first.keys[..first.num_keys], row_bytes, 1).ask::<S>();
     }
+    let tile_after = tile.next.filter(|next| next.tokens.len() * group < MIN_ROWS_TO_PACK);
     while let Some(found) = next {
         next = chunks.next().map(locate);
         let seen: [Range<usize>; MIN_ROWS_TO_PACK] =
@@ -138,7 +139,11 @@ pub(crate) unsafe fn walk<S: Simd, E: Number, C: Cached>(
                 scratch.factors[row] = soften::<S>(scores, seen, &mut scratch.softmax[row]);
             }
         }
-        let keys = next.as_ref().map_or(&[][..], |next| &next.keys[..next.num_keys]);
+        // Behind the last chunk come the first keys of another tile.
+        let after = if next.is_none() { tile_after } else { None };
+        let after = after
+            .map(|tile| CacheRows::of(layer, tile, first_chunk(layer.options, tile), tile.kv_heads.start));
+        let keys = next.as_ref().or(after.as_ref()).map_or(&[][..], |rows| &rows.keys[..rows.num_keys]);
         // SAFETY: the chunk has rows of the tile's heads, and the scratch sums of each of the tile's rows.
         unsafe { chunk.add_values::<S>(keys, scratch) };
     }

@@ -42,6 +42,8 @@ pub(crate) struct Tile<'a> {
     /// Where what each token sees ends, in its request; it does not decrease. Empty: behind the token itself.
     pub(crate) visible: &'a [u32],
     pub(crate) kv_heads: Range<usize>,
+    /// What the thread probably computes next, whose first keys are asked for meanwhile.
+    pub(crate) next: Option<&'a Tile<'a>>,
 }
 
 impl Tile<'_> {

@@ -12,7 +12,7 @@ use half::bf16;
 
 use crate::{
     attention::{
-        cache_rows::{CacheRows, first_visible},
+        cache_rows::{CacheRows, first_chunk},
         cached::{Cached, Int8Head},
         decode::{self, MIN_ROWS_TO_PACK},
         layer::{Layer, Tile},
@@ -80,7 +80,7 @@ unsafe fn tile<S: Simd, E: Number, C: Cached, const FEW: bool>(
     };
     scratch.softmax.extend((0..num_rows).map(|row| Softmax::of(layer.options, head_of(row))));
 
-    let chunks = first_visible(layer.options, tile.position) / CHUNK..tile.context_end().div_ceil(CHUNK);
+    let chunks = first_chunk(layer.options, tile)..tile.context_end().div_ceil(CHUNK);
     // SAFETY: the caller gives a tile of the layer's arrays, and promises the instructions.
     unsafe {
         if FEW {
