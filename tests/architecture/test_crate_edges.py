@@ -1,5 +1,6 @@
 """The edges between our crates, and which foreign crates each layer may see."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,19 @@ def test_the_workspace_holds_the_crates_we_think_it_holds(ours: dict[str, dict[s
 def test_a_crate_names_only_the_crates_below_it(ours: dict[str, dict[str, Any]]) -> None:
     upwards = {name: (named(package) & set(ALLOWED)) - ALLOWED[name] for name, package in ours.items()}
     assert {name: edges for name, edges in upwards.items() if edges} == {}
+
+
+def test_the_page_lists_every_crate_with_what_it_uses(ours: dict[str, dict[str, Any]], repository: Path) -> None:
+    """A crate's row in `docs/architecture.md` names what it uses, by itself or through another crate that it names."""
+    section = (repository / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## The crates\n")[2]
+    rows = re.findall(r"^\| `(?:crates/)?([a-z-]+)` \| .* \| (.*) \|$", section.partition("\n## ")[0], re.MULTILINE)
+    names = {"rustvllm-benches" if name == "benches" else name: uses for name, uses in rows}
+    assert set(names) == set(ours)
+    everything = {"all of them": set(ours), "all but the binding": set(ours) - {"rustvllm-py"}}
+    for name, uses in names.items():
+        listed = everything.get(uses, set(re.findall(r"`([a-z-]+)`", uses)))
+        assert bool(listed) == (uses != "no other crate here"), f"{name}: {uses}"
+        assert named(ours[name], dev=False) & set(ours) <= listed, f"{name}: {uses}"
 
 
 def test_the_order_is_real(ours: dict[str, dict[str, Any]]) -> None:
