@@ -154,7 +154,7 @@ def facts_of(model, bytes_read):
             p.numel() for name, p in model.named_parameters() if name.startswith(("embed", "wpe", "lm_head"))
         ),
         "is_one_call": kernel is not None,
-        "spans": getattr(kernel, "num_spans", 0),
+        "spans": getattr(kernel, "num_shared_halves", 0),
         "collectives": model.group.time.calls,
         "seconds": model.group.time.seconds,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -141,11 +141,28 @@ class DecoderLogits:
     ids: Tensor | None
 
 
+class DecoderAdapters(Protocol):
+    """The adapters that a decoder kernel adds to its layers' products."""
+
+    def of_step(self) -> Sequence[tuple[_core.CpuAdapter, Sequence[int]]] | None:
+        """Those of the step that runs, each with its tokens in ascending order; None if the kernel cannot add one."""
+        ...
+
+
 class DecoderKernel(Protocol):
-    """Runs a ``PreNormDecoder`` in one call, with the same results as its modules."""
+    """Runs a ``PreNormDecoder`` in one call, with the same results as its modules.
+
+    Attributes:
+        adapters: What it adds; None if the model serves no adapters.
+    """
+
+    adapters: DecoderAdapters | None
 
     def takes(self, num_tokens: int, attention: object) -> bool:
-        """Whether it can run a step of ``num_tokens`` tokens with this attention plan; else the modules run it."""
+        """Whether it can run a step of ``num_tokens`` tokens with this attention plan and the step's adapters.
+
+        If it cannot, the modules run the step.
+        """
         ...
 
     def takes_head(self, num_rows: int) -> bool:
@@ -196,17 +213,6 @@ class DecoderKernel(Protocol):
             chooses: Whether the ids of the largest logits are wanted.
         """
         ...
-
-
-@runtime_checkable
-class AdaptableDecoder(DecoderKernel, Protocol):
-    """A decoder kernel that can also add adapters' products.
-
-    Attributes:
-        adapters: The adapters of the next step, each with its tokens in ascending order.
-    """
-
-    adapters: Sequence[tuple[_core.CpuAdapter, Sequence[int]]]
 
     def make_adapter(self, deltas: Mapping[int, _core.CpuLayerDelta]) -> _core.CpuAdapter | None:
         """Make an adapter of the blocks.

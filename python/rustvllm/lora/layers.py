@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from rustvllm import _core
 from rustvllm.layers.activation import Activation
-from rustvllm.layers.decoder import AdaptableDecoder, AddedRows, DecoderKernel, DecoderLogits
+from rustvllm.layers.decoder import DecoderKernel
 from rustvllm.layers.host_array import host_array
 from rustvllm.layers.linear import Linear, plain_linear
 from rustvllm.lora.device_table import DeviceTable, Send, StepAdapters
@@ -235,24 +235,23 @@ class AdaptedLinear:
         return out if residual is None else residual + out
 
 
-class DecoderWithAdapters:
-    """Runs the blocks in one call where that can add the step's adapters; see ``DecoderKernel``.
+class AdaptedDecoder:
+    """The adapters that the one call of a model's blocks can add; see ``DecoderKernel.adapters``.
 
     Args:
-        inner: Runs them in one call.
+        kernel: Makes that call, and asks this object from now on.
         step: Of the model.
     """
 
-    def __init__(self, inner: DecoderKernel, step: AdapterStep) -> None:
-        self._inner, self._step = inner, step
+    def __init__(self, kernel: DecoderKernel, step: AdapterStep) -> None:
+        self._kernel, self._step = kernel, step
         self._adapters: dict[int, _core.CpuAdapter] = {}
+        kernel.adapters = self
 
     def make_adapter(self, deltas: Mapping[int, LinearDelta]) -> _core.CpuAdapter | None:
         """The adapter for the one call, from what it adds by the ``id`` of the layer; None: modules add it."""
         core = {layer: delta.core for layer, delta in deltas.items() if delta.core is not None}
-        if not isinstance(self._inner, AdaptableDecoder) or len(core) < len(deltas):
-            return None
-        return self._inner.make_adapter(core)
+        return self._kernel.make_adapter(core) if len(core) == len(deltas) else None
 
     def put(self, number: int, adapter: _core.CpuAdapter | None) -> None:
         """From now on steps may name this adapter."""
@@ -263,53 +262,11 @@ class DecoderWithAdapters:
         """Forget an adapter."""
         self._adapters.pop(number, None)
 
-    def takes(self, num_tokens: int, attention: object) -> bool:
-        """See ``DecoderKernel.takes``."""
-        has_all = all(adapter in self._adapters for adapter, _ in self._step.runs)
-        return has_all and self._inner.takes(num_tokens, attention)
-
-    def takes_head(self, num_rows: int) -> bool:
-        """See ``DecoderKernel.takes_head``; adapters change no head."""
-        return self._inner.takes_head(num_rows)
-
-    def forward(
-        self,
-        hidden: Tensor,
-        positions: Tensor,
-        kv_caches: Sequence[Tensor],
-        attention: object,
-        added: AddedRows | None = None,
-    ) -> Tensor:
-        """See ``DecoderKernel.forward``."""
-        with self._adding():
-            return self._inner.forward(hidden, positions, kv_caches, attention, added)
-
-    def forward_logits(
-        self,
-        hidden: Tensor,
-        positions: Tensor,
-        kv_caches: Sequence[Tensor],
-        attention: object,
-        places: Tensor | None,
-        *,
-        chooses: bool,
-    ) -> DecoderLogits:
-        """See ``DecoderKernel.forward_logits``."""
-        with self._adding():
-            return self._inner.forward_logits(hidden, positions, kv_caches, attention, places, chooses=chooses)
-
-    @contextmanager
-    def _adding(self) -> Iterator[None]:
-        """The step's adapters are added within."""
-        if not self._step.runs:
-            yield
-            return
-        assert isinstance(self._inner, AdaptableDecoder)
-        self._inner.adapters = [(self._adapters[adapter], rows) for adapter, rows in self._step.runs]
-        try:
-            yield
-        finally:
-            self._inner.adapters = ()
+    def of_step(self) -> Sequence[tuple[_core.CpuAdapter, Sequence[int]]] | None:
+        """See ``DecoderAdapters.of_step``."""
+        if not all(adapter in self._adapters for adapter, _ in self._step.runs):
+            return None
+        return [(self._adapters[adapter], rows) for adapter, rows in self._step.runs]
 
 
 def torch_product(weight: Tensor) -> Product:

@@ -14,7 +14,7 @@ from rustvllm.exceptions import ConfigError
 from rustvllm.layers.fused import runs_fused_on
 from rustvllm.logger import init_logger
 from rustvllm.lora.device_table import DeviceTable, Send, TableDelta
-from rustvllm.lora.layers import AdaptedLinear, AdapterStep, DecoderWithAdapters, LinearDelta, by_layer
+from rustvllm.lora.layers import AdaptedDecoder, AdaptedLinear, AdapterStep, LinearDelta, by_layer
 from rustvllm.lora.modules import adaptable_linears, adaptable_parts
 from rustvllm.lora.static_adapters import StaticAdapters
 from rustvllm.lora.weights import digest_of, read_adapter
@@ -81,9 +81,8 @@ class AdapterStore:
         if batch_invariant:
             # What runs the blocks in one call rounds otherwise than the modules: rows would tell who else is there.
             model.decoder_kernel = None
-        self._decoder: DecoderWithAdapters | None = None
-        if model.decoder_kernel is not None:
-            model.decoder_kernel = self._decoder = DecoderWithAdapters(model.decoder_kernel, self._step)
+        kernel = model.decoder_kernel
+        self._decoder = None if kernel is None else AdaptedDecoder(kernel, self._step)
         self._table: DeviceTable | None = None
         if threads is None and runs_fused_on(self._device):
             if config.dtype not in ("auto", str(dtype).removeprefix("torch.")):

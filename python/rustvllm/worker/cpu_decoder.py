@@ -25,6 +25,7 @@ from rustvllm.layers.cpu.linear import NUM_ROW_CLASSES, CoreLinear, LinearByRows
 from rustvllm.layers.cpu.norm import CoreNorm, NormParts
 from rustvllm.layers.decoder import (
     AddedRows,
+    DecoderAdapters,
     DecoderLogits,
     DenseMLPParts,
     ExpertMLPParts,
@@ -54,10 +55,13 @@ class CoreDecoder:
         row_classes: For each class of row counts, whether the core computes every part.
         head_classes: For each class of row counts, whether the core also computes the head.
         outline: The same blocks as modules.
+        vocab_size: The number of logits that the head has.
+        is_shared: Whether ranks share the blocks, so that their dense layers sum over the ranks after each half.
 
     Attributes:
         times: Time (ns) of the last step in norms, rotary positions and gates; in products; and in attention.
-        adapters: See ``AdaptableDecoder``.
+        adapters: See ``DecoderKernel``.
+        num_shared_halves: How many halves of shared blocks ran so far.
     """
 
     def __init__(
@@ -67,18 +71,24 @@ class CoreDecoder:
         head_classes: Sequence[bool],
         outline: PreNormDecoder,
         vocab_size: int,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self._core = core
         self._row_classes, self._head_classes = tuple(row_classes), tuple(head_classes)
         self._outline = outline
         self._vocab_size = vocab_size
+        self._ends = [_ends_of_halves(block) for block in outline.blocks] if is_shared else None
         self._caches: tuple[Sequence[Tensor], _core.CpuCaches] | None = None
         self.times = (0, 0, 0)
-        self.adapters: Sequence[tuple[_core.CpuAdapter, Sequence[int]]] = ()
+        self.adapters: DecoderAdapters | None = None
+        self.num_shared_halves = 0
 
     def takes(self, num_tokens: int, attention: object) -> bool:
         """See ``DecoderKernel.takes``."""
-        return isinstance(attention, CPUAttentionPlan) and self._row_classes[row_class(num_tokens)]
+        if not isinstance(attention, CPUAttentionPlan) or not self._row_classes[row_class(num_tokens)]:
+            return False
+        return self.adapters is None or self.adapters.of_step() is not None
 
     def takes_head(self, num_rows: int) -> bool:
         """See ``DecoderKernel.takes_head``."""
@@ -95,7 +105,7 @@ class CoreDecoder:
         """See ``DecoderKernel.forward``."""
         assert isinstance(attention, CPUAttentionPlan)
         hidden = hidden.contiguous()
-        if added is not None:
+        if added is not None or self._ends is not None:
             return self._forward_halves(hidden, positions, kv_caches, attention, added)
         out = torch.empty_like(hidden)
         self.times = self._core.forward(
@@ -104,7 +114,7 @@ class CoreDecoder:
             _int32(positions),
             self._core_caches(kv_caches),
             host_array(out),
-            self.adapters or None,
+            self._adapters_of_step(),
         )
         return out
 
@@ -114,16 +124,29 @@ class CoreDecoder:
         positions: Tensor,
         kv_caches: Sequence[Tensor],
         attention: CPUAttentionPlan,
-        added: AddedRows,
+        added: AddedRows | None,
     ) -> Tensor:
-        """``forward`` in two calls per block, which give the same bits, with something added after some blocks."""
+        """``forward`` in two calls per block, between which ranks sum and after which rows are added.
+
+        Without ranks that share the blocks, it gives the same bits as one call. It adds no adapters: ranks that share
+        blocks make none for it, and models that add rows serve none.
+        """
+        assert self._adapters_of_step() is None, "halves of blocks add no adapters"
         stream, at, caches, plan = host_array(hidden), _int32(positions), self._core_caches(kv_caches), attention.core
         times = []
         for index in range(len(self._outline.blocks)):
-            times.append(self._core.attend(plan, index, stream, at, caches))
-            times.append(self._core.multiply(plan, index, stream))
-            added.add(index, hidden)
-        self.times = _sum_times(times)
+            out, down = (None, None) if self._ends is None else self._ends[index]
+            times.append(self._core.attend(plan, index, stream, at, caches, adds=out is None or out.adds_residual))
+            if out is not None:
+                out.sum_over_ranks(hidden)
+            times.append(self._core.multiply(plan, index, stream, adds=down is None or down.adds_residual))
+            if down is not None:
+                down.sum_over_ranks(hidden)
+            if added is not None:
+                added.add(index, hidden)
+        norms, products, attended = (sum(part) for part in zip(*times, strict=True))
+        self.times = norms, products, attended
+        self.num_shared_halves += 0 if self._ends is None else len(times)
         last_norm = self._outline.last_norm
         return hidden if last_norm is None else last_norm(hidden)
 
@@ -151,7 +174,7 @@ class CoreDecoder:
             None if places is None else _int32(places),
             host_array(logits),
             None if ids is None else ids.numpy(),
-            self.adapters or None,
+            self._adapters_of_step(),
         )
         return DecoderLogits(logits, ids)
 
@@ -165,8 +188,14 @@ class CoreDecoder:
             self._caches = tuple(kv_caches), _core.CpuCaches([host_array(cache) for cache in kv_caches])
         return self._caches[1]
 
+    def _adapters_of_step(self) -> Sequence[tuple[_core.CpuAdapter, Sequence[int]]] | None:
+        """The adapters as the core takes them: None if the step has none."""
+        return None if self.adapters is None else self.adapters.of_step() or None
+
     def make_adapter(self, deltas: Mapping[int, _core.CpuLayerDelta]) -> _core.CpuAdapter | None:
-        """See ``AdaptableDecoder``. None if the core cannot add a delta, for example before a fused activation."""
+        """See ``DecoderKernel``; the core adds nothing in halves of blocks, nor before a fused activation."""
+        if self._ends is not None:
+            return None
         blocks, taken = [], set()
         for block in self._outline.blocks:
             mlp = block.mlp
@@ -179,52 +208,6 @@ class CoreDecoder:
         return _core.CpuAdapter(self._core, blocks) if taken >= deltas.keys() else None
 
 
-class SharedCoreDecoder(CoreDecoder):
-    """Runs the blocks in halves, for ranks that share them; see ``CoreDecoder``.
-
-    Args:
-        core: The blocks.
-        row_classes: See ``CoreDecoder``.
-        outline: The same blocks as modules, whose dense layers sum over the ranks.
-
-    Attributes:
-        num_spans: How many halves ran so far.
-    """
-
-    def __init__(self, core: _core.CpuDecoder, row_classes: Sequence[bool], outline: PreNormDecoder) -> None:
-        super().__init__(core, row_classes, [False] * NUM_ROW_CLASSES, outline, vocab_size=0)
-        self._sums = [(_shared(block.out), _shared(_dense_parts(block)[0].down)) for block in outline.blocks]
-        self._last_norm = outline.last_norm
-        self.num_spans = 0
-
-    def make_adapter(self, deltas: Mapping[int, _core.CpuLayerDelta]) -> _core.CpuAdapter | None:  # noqa: ARG002 -- others look
-        """None: the halves cannot apply adapters."""
-        return None
-
-    def forward(
-        self,
-        hidden: Tensor,
-        positions: Tensor,
-        kv_caches: Sequence[Tensor],
-        attention: object,
-        added: AddedRows | None = None,
-    ) -> Tensor:
-        """See ``DecoderKernel.forward``."""
-        assert isinstance(attention, CPUAttentionPlan)
-        assert added is None, "ranks share no model that adds rows between blocks"
-        hidden, plan = hidden.contiguous(), attention.core
-        stream, at, caches = host_array(hidden), _int32(positions), self._core_caches(kv_caches)
-        times = []
-        for index, (out, down) in enumerate(self._sums):
-            times.append(self._core.attend(plan, index, stream, at, caches, adds=out.adds_residual))
-            out.sum_over_ranks(hidden)
-            times.append(self._core.multiply(plan, index, stream, adds=down.adds_residual))
-            down.sum_over_ranks(hidden)
-        self.num_spans += len(times)
-        self.times = _sum_times(times)
-        return hidden if self._last_norm is None else self._last_norm(hidden)
-
-
 def use_core_decoder(model: CausalLM) -> None:
     """Let the core run a model's blocks in one call, for each class of row counts for which it computes all parts."""
     outline = model.decoder_outline()
@@ -234,20 +217,14 @@ def use_core_decoder(model: CausalLM) -> None:
     if is_shared and not all(block.has_halves for block in outline.blocks):
         return
     row_classes = [_takes_all(outline, index) for index in range(NUM_ROW_CLASSES)]
-    if any(row_classes):
-        if is_shared:
-            model.decoder_kernel = SharedCoreDecoder(_make_core(outline, model, None), row_classes, outline)
-        else:
-            heads = [_head(model, outline, index) for index in range(NUM_ROW_CLASSES)]
-            core = _make_core(outline, model, next((head.packed for head in heads if head is not None), None))
-            head_classes = [head is not None for head in heads]
-            model.decoder_kernel = CoreDecoder(core, row_classes, head_classes, outline, model.vocab_size)
-        logger.debug("decoder blocks in one call of the core: %s", row_classes)
-
-
-def _sum_times(times: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
-    norms, products, attended = (sum(part) for part in zip(*times, strict=True))
-    return norms, products, attended
+    if not any(row_classes):
+        return
+    heads = [None if is_shared else _head(model, outline, index) for index in range(NUM_ROW_CLASSES)]
+    core = _make_core(outline, model, next((head.packed for head in heads if head is not None), None))
+    model.decoder_kernel = CoreDecoder(
+        core, row_classes, [head is not None for head in heads], outline, model.vocab_size, is_shared=is_shared
+    )
+    logger.debug("decoder blocks in one call of the core: %s", row_classes)
 
 
 def _takes_all(outline: PreNormDecoder, index: int) -> bool:
@@ -262,9 +239,12 @@ def _takes_all(outline: PreNormDecoder, index: int) -> bool:
     return all(_core_linear(linear, index) is not None for block in outline.blocks for linear in _linears(block))
 
 
-def _shared(linear: Linear) -> RowLinear:
-    assert isinstance(linear, RowLinear)
-    return linear
+def _ends_of_halves(block: PreNormBlock) -> tuple[RowLinear, RowLinear]:
+    """The last layers of attention and MLP, whose results are partial sums where ranks share a block."""
+    out, down = block.out, _dense_parts(block)[0].down
+    assert isinstance(out, RowLinear)
+    assert isinstance(down, RowLinear)
+    return out, down
 
 
 def _linears(block: PreNormBlock) -> tuple[Linear, ...]:
