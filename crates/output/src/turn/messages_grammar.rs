@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-use super::grammar::{CallGrammar, GrammarRefusal, Thinking, line, literal};
+use super::grammar::lark::{line, literal};
+use super::grammar::{CallGrammar, GrammarRefusal, Thinking};
 use super::messages::{CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START};
 
 /// A text of a message where marks are not tokens of their own: it has none.
