@@ -14,7 +14,8 @@ from rustvllm.config import LoadConfig
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu.linear import TorchLinear
 from rustvllm.layers.cpu.norm import use_core_norms
-from rustvllm.layers.cpu.packer import LinearOptions, LinearPacker
+from rustvllm.layers.cpu.options import LinearOptions
+from rustvllm.layers.cpu.packer import LinearPacker
 from rustvllm.layers.linear import Linear
 from rustvllm.layers.router import Router
 from rustvllm.lora.request import LoRARequest

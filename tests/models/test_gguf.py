@@ -26,7 +26,8 @@ from rustvllm.config.model_folder import read_model_config
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.cpu.embedding import BlockEmbedding, PackedEmbedding
 from rustvllm.layers.cpu.linear import CoreLinear
-from rustvllm.layers.cpu.packer import LinearOptions, LinearPacker
+from rustvllm.layers.cpu.options import LinearOptions
+from rustvllm.layers.cpu.packer import LinearPacker
 from rustvllm.layers.linear import Linear
 from rustvllm.model_loader import load_model
 from rustvllm.model_loader.gguf_tensors import file_name, read_gguf_headers

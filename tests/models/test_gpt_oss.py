@@ -17,7 +17,7 @@ from rustvllm.config.checkpoint.forms import kept_layers, read_forms
 from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.config.model_folder import read_model_config
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.cpu.packer import LinearOptions
+from rustvllm.layers.cpu.options import LinearOptions
 from rustvllm.layers.linear import Linear
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}

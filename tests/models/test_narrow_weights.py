@@ -12,7 +12,8 @@ from rustvllm.config.model_folder import read_model_config
 from rustvllm.layers.cpu.embedding import NarrowEmbedding, PackedEmbedding
 from rustvllm.layers.cpu.linear import CoreLinear
 from rustvllm.layers.cpu.narrow import NARROW_KINDS
-from rustvllm.layers.cpu.packer import LinearOptions, LinearPacker
+from rustvllm.layers.cpu.options import LinearOptions
+from rustvllm.layers.cpu.packer import LinearPacker
 from rustvllm.layers.linear import Linear
 from rustvllm.model_loader import load_model
 from rustvllm.model_loader.reading import TensorReader

@@ -17,7 +17,8 @@ from rustvllm.attention.metadata import AttentionMetadata
 from rustvllm.config import LoadConfig
 from rustvllm.config.model_folder import read_model_config
 from rustvllm.layers.cpu.linear import CoreLinear
-from rustvllm.layers.cpu.packer import LinearOptions, LinearPacker
+from rustvllm.layers.cpu.options import LinearOptions
+from rustvllm.layers.cpu.packer import LinearPacker
 from rustvllm.layers.linear import Linear
 from rustvllm.model_loader import load_model
 

@@ -10,7 +10,8 @@ from rustvllm import _core, envs
 from rustvllm.config import STORED_QUANTIZATIONS
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.layers.cpu.linear import OneDnnLinear, WeightKind
-from rustvllm.layers.cpu.packer import LinearOptions, LinearPacker
+from rustvllm.layers.cpu.options import LinearOptions
+from rustvllm.layers.cpu.packer import LinearPacker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

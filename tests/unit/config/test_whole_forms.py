@@ -7,7 +7,7 @@ from rustvllm import _core
 from rustvllm.config.checkpoint.gguf_file import WHOLE_TYPES
 from rustvllm.config.checkpoint.whole_forms import NumberForm, common_form
 from rustvllm.layers.cpu.linear import CoreLinear
-from rustvllm.layers.cpu.packer import LinearOptions
+from rustvllm.layers.cpu.options import LinearOptions
 
 
 @pytest.mark.parametrize(

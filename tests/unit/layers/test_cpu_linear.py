@@ -13,7 +13,8 @@ from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.activation import ACTIVATIONS
 from rustvllm.layers.cpu.choice import best_matrix_rows, choose, measure
 from rustvllm.layers.cpu.linear import ROW_CLASSES, CoreLinear, LinearByRows, OneDnnLinear, TorchLinear, row_class
-from rustvllm.layers.cpu.packer import LinearOptions, LinearPacker
+from rustvllm.layers.cpu.options import LinearOptions
+from rustvllm.layers.cpu.packer import LinearPacker
 from rustvllm.layers.linear import Embedding, Linear
 
 ROWS = [0, 1, 2, 3, 5, 8, 17, 33, 64, 130, 300]
@@ -284,7 +285,7 @@ def test_layers_use_the_matrix_unit_if_they_may(threads, monkeypatch, kernel, ma
         asked.append(kernel.packed.in_features)
         return 17
 
-    monkeypatch.setattr("rustvllm.layers.cpu.packer.best_matrix_rows", best)
+    monkeypatch.setattr("rustvllm.layers.cpu.trials.best_matrix_rows", best)
     used = []
     monkeypatch.setattr(CoreLinear, "use_matrix_unit", lambda self, num_rows: used.append(num_rows))
     pack(threads, Model(), options=LinearOptions(kernel, matrix_unit=matrix_unit))
@@ -422,7 +423,7 @@ def test_layers_are_the_cores_without_a_measurement_where_nothing_can_be_faster(
         measured.append(list(contenders))
         return measure(contenders, *args)
 
-    monkeypatch.setattr("rustvllm.layers.cpu.packer.measure", record)
+    monkeypatch.setattr("rustvllm.layers.cpu.trials.measure", record)
     monkeypatch.setattr(CoreLinear, "is_as_fast_as_the_processor", staticmethod(lambda _: is_best))
     model = Model(dtype)
     pack(threads, model, tied=False)

@@ -11,7 +11,7 @@ from rustvllm import _core
 from rustvllm.config import EngineConfig, LoadConfig, ModelConfig
 from rustvllm.exceptions import ConfigError
 from rustvllm.layers.cpu.linear import CoreLinear, OneDnnLinear
-from rustvllm.layers.cpu.packer import LinearOptions
+from rustvllm.layers.cpu.options import LinearOptions
 from rustvllm.layers.linear import Linear
 from rustvllm.model_loader import load_model
 from rustvllm.worker.dense_layers import linear_options, make_linear_packer

@@ -2,37 +2,29 @@
 
 While a model is loaded, each layer is packed for the core as soon as its last number has arrived, and its weight is
 freed, so no weight exists twice. When all have arrived, the contenders are measured for each shape of layer
-(``choice``), and layers that another kernel computes faster are packed again for that kernel. An embedding that is also
-the head is looked up in the head's packed weight if that has the stored numbers; otherwise the embedding stays, in
-addition to the head's copy. In a float32 model, weights that are stored in 16 bits keep their 16 bits.
+(``trials``, ``choice``), and layers that another kernel computes faster are packed again for that kernel. An embedding
+that is also the head is looked up in the head's packed weight if that has the stored numbers; otherwise the embedding
+stays, in addition to the head's copy. In a float32 model, weights that are stored in 16 bits keep their 16 bits.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from rustvllm import _core
 from rustvllm.config.checkpoint.whole_forms import NumberForm
-from rustvllm.layers.cpu.choice import PLAIN, Choice, best_matrix_rows, choose, measure
+from rustvllm.layers.cpu.choice import PLAIN, Choice
 from rustvllm.layers.cpu.embedding import NarrowEmbedding, PackedEmbedding
-from rustvllm.layers.cpu.linear import (
-    CORE_DTYPES,
-    CoreLinear,
-    LinearByRows,
-    OneDnnLinear,
-    TorchLinear,
-    WeightKind,
-    kind_of,
-)
+from rustvllm.layers.cpu.linear import CORE_DTYPES, CoreLinear, LinearByRows, WeightKind
 from rustvllm.layers.cpu.log import log_narrow_products, log_rounding
 from rustvllm.layers.cpu.narrow import NARROW_KINDS, NarrowLayers
+from rustvllm.layers.cpu.options import LinearOptions, make_kernel
+from rustvllm.layers.cpu.trials import LinearTrials, Shape
 from rustvllm.layers.cpu.whole import WholeLayers
 from rustvllm.layers.linear import Embedding, Linear, LinearKernel, empty_parameter_like
 from rustvllm.layers.parallel import RowLinear
@@ -41,58 +33,10 @@ from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
 
-MEASURE_SECONDS = 0.4
-"""The total time for measured products; a measurement that has begun is completed."""
-SAMPLE_BYTES = 4 << 20
-"""Size of the piece of a weight that is measured."""
-PUSHED_OUT_BYTES = 64 << 20
-"""How much is read between two measurements of a weight that must not be in the caches."""
-MOST_READ = 1 << 30
-"""The most bytes of packed weights that are read to measure the speed of memory."""
 NOT_WORTH_PACKING = 1 << 16
 """torch computes weights with fewer numbers, because a call costs more than the product."""
 NOT_WORTH_MEASURING = 1 << 19
 """The core computes other weights with fewer numbers, because they stay in the caches and there is little to gain."""
-
-MOST_INPUTS = 1 << 24
-"""The most inputs that a layer can have."""
-Shape = tuple[int, int]  # out_features, in_features
-
-
-@dataclass(frozen=True, slots=True)
-class LinearOptions:
-    """What the flags and the environment ask for.
-
-    Attributes:
-        kernel: ``torch``, ``onednn`` or ``core`` for every layer; None: whichever is fastest.
-        kind: The number format of packed weights; None keeps the model's. With a format, the core computes.
-        group_size: How many inputs share a scale, with int8 and int4; None: all of an output's.
-        round_activations: Whether activations are rounded to 8 bits for weights of 8 and 4 bits.
-        matrix_unit: Whether the processor's matrix unit may compute where it is faster; a row's bits then depend on the
-            number of rows.
-    """
-
-    kernel: str | None = None
-    kind: WeightKind | None = None
-    group_size: int | None = None
-    matrix_unit: bool = True
-    round_activations: bool = False
-
-    @property
-    def form(self) -> NumberForm | None:
-        """The form that every layer is rounded to; None keeps the model's numbers."""
-        if self.kind not in ("int8", "int4"):
-            return None
-        if self.group_size is None:  # there are so few scales that their size does not matter
-            return NumberForm(MOST_INPUTS, 8, "f32") if self.kind == "int8" else NumberForm(MOST_INPUTS, 4, "f16")
-        form = NumberForm(self.group_size, 8 if self.kind == "int8" else 4, "f16")
-        return form.as_multiplied(MOST_INPUTS, round_activations=self.round_activations)
-
-    @property
-    def packed_kind(self) -> WeightKind | None:
-        """The format of packed layers that are not stored as integers; None keeps their numbers."""
-        form = self.form
-        return self.kind if form is None else kind_of(form.bits, round_activations=self.round_activations)
 
 
 class LinearPacker:
@@ -129,7 +73,6 @@ class LinearPacker:
         self._missing: dict[int, tuple[Linear, list[int]]] = {}
         self._to_measure: dict[Shape, list[Linear]] = {}
         self._to_tune: dict[tuple[Shape, int | None, str], list[Linear]] = {}  # with group and kind
-        self._others: deque[Linear] = deque()  # read in turn to push a weight out of the caches
         self._whole: WholeLayers | None = None
         self._as_stored: NarrowLayers | None = None
         self._packed: list[tuple[str, int, int]] = []  # kernels, bytes of copies, bytes of second copies
@@ -319,17 +262,16 @@ class LinearPacker:
             if linear.weight is not embedding and linear.kernel is None:
                 self._pack(linear)
         begin = time.perf_counter()
-        measured = (*self._to_measure.values(), *self._to_tune.values())
-        self._others.extend(linear for linears in measured for linear in linears)
+        measured = [linear for alike in (*self._to_measure.values(), *self._to_tune.values()) for linear in alike]
+        num_choices = sum(map(_is_measured, self._count)) + (self._head_bytes > 0)
+        trials = LinearTrials(self._threads, self._options, measured, num_choices)
         for (_, group, _), alike in self._to_tune.items():
-            self._tune(alike, group)
-        measures_head = embedding is not None and self._measures_head(embedding)
-        rate = self._reading_rate() if self._to_measure or measures_head else math.inf
+            _tune(alike, group, trials)
         for shape, alike in self._to_measure.items():
-            self._choose(shape, alike, rate)
+            self._choose(shape, alike, trials)
         self._to_measure.clear()
         self._to_tune.clear()
-        head, has_stored_numbers = (None, False) if embedding is None else self._make_head(embedding, rate)
+        head, has_stored_numbers = (None, False) if embedding is None else self._make_head(embedding, trials)
         for linear in heads:
             linear.kernel = head
         for module in modules:
@@ -379,7 +321,7 @@ class LinearPacker:
         if name is None and weight.dtype in CORE_DTYPES and _is_measured(_shape(weight)):
             name = "core"
             self._to_measure.setdefault(_shape(weight), []).append(linear)
-            linear.kernel = self._contender(name, weight, linear.bias)
+            linear.kernel = make_kernel(name, self._threads, self._options, weight, linear.bias)
         else:
             linear.kernel = self._with_common_scales(linear)
             if linear.kernel is None:
@@ -411,12 +353,12 @@ class LinearPacker:
         form = None if self._whole is None else self._whole.form_of(weight)
         return None if form is None else form.group_size
 
-    def _choose(self, shape: Shape, linears: list[Linear], rate: float) -> None:
+    def _choose(self, shape: Shape, linears: list[Linear], trials: LinearTrials) -> None:
         """Measure the contenders for layers of a shape, and pack them again if the core is not the best."""
         dtype, each = linears[0].weight.dtype, linears[0].weight.nbytes * len(linears)
         room = self._room - self._head_bytes  # the copy of a tied head comes before second copies of layers
-        piece = _core_kernel(linears[0]).unpack(min(self._sample_outputs(shape, dtype), shape[0])).to(dtype)
-        choice = self._measure(piece, shape, rate, has_plain=False, room_for=room // each)
+        piece = trials.piece_of(_core_kernel(linears[0]), dtype).to(dtype)
+        choice = trials.choose(piece, shape, has_plain=False, room_for=room // each)
         self._room -= (len(choice.layouts) - 1) * each
         for linear in linears:
             if choice.layouts == ("core",):
@@ -453,100 +395,30 @@ class LinearPacker:
         is_open = self._options.kernel is None and embedding.dtype in CORE_DTYPES
         return is_open and not is_kept and _is_measured(_shape(embedding))
 
-    def _make_head(self, embedding: Tensor, rate: float) -> tuple[LinearKernel, bool]:
+    def _make_head(self, embedding: Tensor, trials: LinearTrials) -> tuple[LinearKernel, bool]:
         """The kernel of a head that is also the embedding, and whether it keeps the stored numbers."""
         if self._whole is not None and (whole := self._whole.take(embedding, None)) is not None:
             self._packed.append(("core", whole.nbytes, 0))
             if _is_measured(_shape(embedding)):
-                whole.use_matrix_unit(self._matrix_rows_of(whole, embedding.dtype, self._group_of(embedding)))
+                whole.use_matrix_unit(trials.matrix_rows_of(whole, embedding.dtype, self._group_of(embedding)))
             return whole, True
         if (kind := self._kept_kind(embedding)) is not None:
             kernel = CoreLinear(self._threads, embedding, None, kind)
             self._packed.append(("core", kernel.nbytes, 0))
             if _is_measured(_shape(embedding)):
-                kernel.use_matrix_unit(self._matrix_rows_of(kernel, embedding.dtype, None))
+                kernel.use_matrix_unit(trials.matrix_rows_of(kernel, embedding.dtype, None))
             return kernel, True
         shape, choice = _shape(embedding), Choice.always(self._options.kernel or PLAIN)
         if self._measures_head(embedding):
-            piece = embedding[: self._sample_outputs(shape, embedding.dtype)]
-            choice = self._measure(piece, shape, rate, has_plain=True, room_for=self._room // embedding.nbytes)
+            piece = embedding[: trials.num_sampled(shape, embedding.dtype)]
+            choice = trials.choose(piece, shape, has_plain=True, room_for=self._room // embedding.nbytes)
         head = self._kernel(choice, embedding, None, has_plain=True)
         if self._options.kernel == "core" and isinstance(head, CoreLinear) and _is_measured(shape):
-            piece = head.unpack(min(self._sample_outputs(shape, embedding.dtype), shape[0]))
-            head.use_matrix_unit(self._best_matrix_rows(self._contender("core", piece, None), embedding.dtype))
+            head.use_matrix_unit(trials.matrix_rows_as_asked(head, embedding.dtype))
         return head, False
 
-    def _measure(self, piece: Tensor, shape: Shape, rate: float, *, has_plain: bool, room_for: int) -> Choice:
-        names = ["core", *(["onednn"] if OneDnnLinear.is_available(piece.dtype) else []), PLAIN]
-        contenders = {name: self._contender(name, piece, None) for name in names}
-        matrix_rows = self._best_matrix_rows(contenders["core"], piece.dtype)
-        num_measured = max(sum(map(_is_measured, self._count)) + (self._head_bytes > 0), 1)
-        times = measure(contenders, shape[1], piece.dtype, MEASURE_SECONDS / num_measured, self._push_out)
-        choice = choose(times, at_least=piece.nbytes / rate, has_plain=has_plain, room_for=room_for)
-        choice = replace(choice, matrix_rows=matrix_rows)
-        logger.debug("dense layers of %d x %d%s: %s", *shape, " (tied head)" if has_plain else "", choice)
-        for name, by_class in times.items():
-            logger.debug("  %s: %s us", name, " ".join(f"{seconds * 1e6:.0f}" for seconds in by_class))
-        return choice
-
-    def _tune(self, linears: list[Linear], group: int | None) -> None:
-        """Let layers of a shape that the core computes in any case use the matrix unit where that is faster."""
-        matrix_rows = self._matrix_rows_of(_core_kernel(linears[0]), linears[0].weight.dtype, group)
-        for linear in linears:
-            _core_kernel(linear).use_matrix_unit(matrix_rows)
-
-    def _matrix_rows_of(self, kernel: CoreLinear, dtype: torch.dtype, group: int | None) -> int | None:
-        """The best setting for a piece of a layer; with ``group``, the piece has integers with that group size."""
-        if not kernel.takes_matrix_unit:
-            return None
-        shape = (kernel.packed.out_features, kernel.packed.in_features)
-        piece = kernel.unpack(min(self._sample_outputs(shape, dtype), shape[0]))
-        if group is None and kernel.packed.kind not in NARROW_KINDS.values():
-            return self._best_matrix_rows(self._contender("core", piece, None), dtype)
-        return self._best_matrix_rows(CoreLinear(self._threads, piece, None, kernel.packed.kind, group), dtype)
-
-    def _best_matrix_rows(self, kernel: LinearKernel, dtype: torch.dtype) -> int | None:
-        """Set and return the smallest number of rows for which the matrix unit is faster; None if it never is."""
-        if not (self._options.matrix_unit and isinstance(kernel, CoreLinear) and kernel.takes_matrix_unit):
-            return None
-        found = best_matrix_rows(kernel, dtype, self._push_out)
-        kernel.use_matrix_unit(found)
-        return found
-
-    def _sample_outputs(self, shape: Shape, dtype: torch.dtype) -> int:
-        """How many outputs are measured: a multiple of 64, and enough for every thread."""
-        return max(SAMPLE_BYTES // (shape[1] * dtype.itemsize), 64 * self._threads.num_threads) // 64 * 64
-
-    def _reading_rate(self) -> float:
-        """Bytes per second that all threads together read from packed weights, layer after layer."""
-        kernels: list[CoreLinear] = []
-        for linears in (*self._to_measure.values(), *self._to_tune.values()):
-            kernels += map(_core_kernel, linears)
-        sizes = [kernel.nbytes for kernel in kernels]
-        while sum(sizes) > MOST_READ and len(sizes) > 1:
-            sizes.pop()
-        fastest = math.inf
-        for _ in range(2 if sizes else 0):
-            begin = time.perf_counter()
-            for kernel in kernels[: len(sizes)]:
-                kernel.read()
-            fastest = min(fastest, time.perf_counter() - begin)
-        return sum(sizes) / fastest if sizes else math.inf
-
-    def _push_out(self) -> None:
-        """Remove a weight from the caches by reading other packed layers, not the same as last time."""
-        num_read = 0
-        for _ in range(len(self._others)):
-            linear = self._others.popleft()
-            self._others.append(linear)
-            if isinstance(linear.kernel, CoreLinear):
-                linear.kernel.read()
-                num_read += linear.kernel.nbytes
-            if num_read >= PUSHED_OUT_BYTES:
-                return
-
     def _kernel(self, choice: Choice, weight: Tensor, bias: Tensor | None, *, has_plain: bool) -> LinearKernel:
-        made = {name: self._contender(name, weight, bias) for name in choice.layouts}
+        made = {name: make_kernel(name, self._threads, self._options, weight, bias) for name in choice.layouts}
         if isinstance(core := made.get("core"), CoreLinear):
             core.use_matrix_unit(choice.matrix_rows)
         copies = [kernel.nbytes for kernel in made.values() if kernel.nbytes]
@@ -555,16 +427,6 @@ class LinearPacker:
         if len(made) == 1:
             return made[choice.names[0]]
         return LinearByRows([made[name] for name in choice.names])
-
-    def _contender(self, name: str, weight: Tensor, bias: Tensor | None) -> LinearKernel:
-        if name == "core":
-            form = self._options.form
-            scales = None if form is None else form.scales
-            kind, group_size = self._options.packed_kind, self._options.group_size
-            return CoreLinear(self._threads, weight, bias, kind, group_size, scales=scales)
-        if name == "onednn":
-            return OneDnnLinear(weight, bias)
-        return TorchLinear(weight, bias)
 
     def _log_summary(self, seconds: float) -> None:
         by_whom = Counter(names for names, _, _ in self._packed)
@@ -575,6 +437,13 @@ class LinearPacker:
             sum(second for _, _, second in self._packed) / 2**20,
             seconds,
         )
+
+
+def _tune(linears: list[Linear], group: int | None, trials: LinearTrials) -> None:
+    """Let layers of a shape that the core computes in any case use the matrix unit where that is faster."""
+    matrix_rows = trials.matrix_rows_of(_core_kernel(linears[0]), linears[0].weight.dtype, group)
+    for linear in linears:
+        _core_kernel(linear).use_matrix_unit(matrix_rows)
 
 
 def _core_kernel(linear: Linear) -> CoreLinear:
