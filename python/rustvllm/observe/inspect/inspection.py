@@ -24,7 +24,7 @@ from rustvllm.observe.engine_watch import EngineWatch
 from rustvllm.observe.inspect.queries import Query, answer_with
 from rustvllm.observe.inspect.request_watch import RequestWatch
 from rustvllm.observe.inspect.step_summary import MAX_STEPS, StepSummary
-from rustvllm.process.resident_memory import resident_bytes
+from rustvllm.process.memory import resident_bytes
 
 RESET_PREFIX_CACHE: Final = "reset_prefix_cache"
 KINDS: Final = ("state", "journey", "ranks", RESET_PREFIX_CACHE)

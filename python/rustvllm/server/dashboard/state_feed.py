@@ -13,7 +13,7 @@ from rustvllm.exceptions import RustVLLMError
 from rustvllm.logger import init_logger
 from rustvllm.observe.metrics.history import INTERVAL_SECONDS, MetricsHistory
 from rustvllm.process.health import EngineHealth
-from rustvllm.process.resident_memory import resident_bytes
+from rustvllm.process.memory import resident_bytes
 from rustvllm.server.dashboard.seats import Seats
 from rustvllm.server.state import ServedModel, ServerState, ServerStatus
 from rustvllm.server.stream.sse import json_bytes
