@@ -7,7 +7,7 @@ import torch
 from checkpoints import ARCHITECTURES, FULL, LONGROPE, SLIDING
 
 from rustvllm.config.architectures import SUPPORTED_ARCHITECTURES
-from rustvllm.config.vision import VISION_ARCHITECTURES
+from rustvllm.config.vision.folder import VISION_ARCHITECTURES
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.models.registry import get_model_class
 

@@ -56,9 +56,6 @@ from rustvllm.config.engine_config import (
     SimConfig as SimConfig,
 )
 from rustvllm.config.engine_config import (
-    TracingConfig as TracingConfig,
-)
-from rustvllm.config.engine_config import (
     UsageContext as UsageContext,
 )
 from rustvllm.config.lora import (
@@ -111,4 +108,7 @@ from rustvllm.config.scheduler import (
 )
 from rustvllm.config.speculation import (
     SpeculationConfig as SpeculationConfig,
+)
+from rustvllm.config.tracing import (
+    TracingConfig as TracingConfig,
 )

@@ -10,12 +10,9 @@ import difflib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
-from urllib.parse import urlsplit
 
-from rustvllm import envs
 from rustvllm.config import (
     ATTENTION_BACKENDS,
     EXECUTORS,
@@ -50,7 +47,8 @@ from rustvllm.config.lora import LoRAConfig, folders_to_merge, make_lora_config
 from rustvllm.config.model_folder import read_model_config, resolve_dtype
 from rustvllm.config.pooler import check_pooling_flags
 from rustvllm.config.speculation import SpeculationConfig, make_speculation_config
-from rustvllm.config.vision import read_image_limit, read_pixel_limits
+from rustvllm.config.tracing import make_tracing_config
+from rustvllm.config.vision.flags import read_image_limit, read_pixel_limits
 from rustvllm.exceptions import ConfigError
 from rustvllm.logger import init_logger
 from rustvllm.parameter_checks import refuse_attribute
@@ -453,52 +451,6 @@ class AsyncEngineArgs(EngineArgs):
     """Engine arguments with the defaults of a server."""
 
     default_usage: ClassVar[UsageContext] = "api_server"
-
-
-def make_tracing_config(trace: bool | None, trace_file: str | None, otlp_traces_endpoint: str | None) -> TracingConfig:
-    """Where records of requests go, for an engine or for a front end without one.
-
-    Raises:
-        ConfigError: The endpoint is not a URL, or contains a password; or OpenTelemetry is not installed.
-    """
-    if otlp_traces_endpoint is not None:
-        _check_endpoint(otlp_traces_endpoint)
-        _check_opentelemetry()
-    return TracingConfig(
-        log=envs.trace() if trace is None else trace,
-        file=None if trace_file is None else Path(trace_file).expanduser().absolute(),
-        otlp_endpoint=otlp_traces_endpoint,
-    )
-
-
-def _check_opentelemetry() -> None:
-    """Refuse an endpoint when the SDK that sends spans is not installed; its exporter is looked for when it is made."""
-    try:
-        is_installed = find_spec("opentelemetry.sdk") is not None
-    except ImportError:  # not even its parent package
-        is_installed = False
-    if not is_installed:
-        raise ConfigError(
-            "otlp_traces_endpoint needs OpenTelemetry's SDK and exporter, which are not installed: "
-            "pip install 'rustvllm[otel]', or leave the endpoint out"
-        )
-
-
-def _check_endpoint(endpoint: object) -> None:
-    try:
-        url = urlsplit(endpoint if isinstance(endpoint, str) else "")
-        is_url = url.scheme in ("http", "https", "grpc") and bool(url.hostname)
-        has_password = "@" in str(endpoint)
-    except ValueError:
-        is_url = has_password = False
-    if has_password:
-        raise ConfigError(
-            "otlp_traces_endpoint must not contain a user or a password: put them into OTEL_EXPORTER_OTLP_HEADERS"
-        )
-    if not is_url:
-        raise ConfigError(
-            f"otlp_traces_endpoint must be a URL such as http://localhost:4318/v1/traces, got {endpoint!r:.200}"
-        )
 
 
 def default_budget(usage: UsageContext, device: str) -> tuple[int, int]:

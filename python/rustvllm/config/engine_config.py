@@ -20,7 +20,8 @@ from rustvllm.config.pooler import check_pooling
 from rustvllm.config.ranges import require_choice, require_int
 from rustvllm.config.scheduler import SchedulerConfig
 from rustvllm.config.speculation import SpeculationConfig, check_draft_model
-from rustvllm.config.vision_limits import check_vision
+from rustvllm.config.tracing import TracingConfig
+from rustvllm.config.vision.combinations import check_vision
 from rustvllm.exceptions import ConfigError
 
 DEVICES = ("cpu", "cuda")
@@ -146,21 +147,6 @@ class SimConfig:
     def takes_time(self) -> bool:
         """Whether a step takes any time at all."""
         return self.step_time + self.time_per_token + self.time_per_context_token > 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class TracingConfig:
-    """Where records of requests go.
-
-    Attributes:
-        log: The logger ``rustvllm.trace``.
-        file: A file in the format of Chrome and Perfetto, which the process that begins it has made.
-        otlp_endpoint: A collector of OpenTelemetry spans, as a URL.
-    """
-
-    log: bool = False
-    file: Path | None = None
-    otlp_endpoint: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,8 @@ from rustvllm.config.checkpoint.gguf_file import GgufFile, is_gguf
 from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.config.pooler import find_pooler, longest_text
 from rustvllm.config.rope import check_rope, longest_sequence
-from rustvllm.config.vision import read_vision
+from rustvllm.config.vision import VisionConfig
+from rustvllm.config.vision.folder import read_vision
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 
@@ -141,23 +142,11 @@ def read_model_config(
     )
     if model_impl == "rustvllm":
         config = text_config(config)
-    numbers: dict[str, Any] = dict(_read_numbers(config, architecture, file))
-    for token_id in () if vision is None else (vision.image_token_id, vision.placeholder_id):
-        if token_id >= numbers["vocab_size"]:
-            raise ModelLoadError(
-                f"{file}: the token of images has the id {token_id}, which is not in the vocabulary (0 to "
-                f"{numbers['vocab_size'] - 1})"
-            )
+    numbers: dict[str, Any] = _read_numbers(config, architecture, file)
+    numbers |= _read_head_sizes(config, architecture, numbers, file)
+    if vision is not None:
+        _check_image_tokens(vision, numbers["vocab_size"], file)
     positions = numbers.pop("max_positions")
-    heads = numbers["num_attention_heads"]
-    kv_heads = heads if architecture in MULTI_HEAD else _optional_int(config, "num_key_value_heads", file, heads)
-    head_dim = _optional_int(config, "head_dim", file, HEAD_DIMS.get(architecture, 0))
-    if not head_dim:
-        if numbers["hidden_size"] % heads:
-            raise ModelLoadError(
-                f"{file}: hidden_size {numbers['hidden_size']} is not a multiple of num_attention_heads {heads}"
-            )
-        head_dim = numbers["hidden_size"] // heads
     if gguf is not None and generation_config == "auto":
         generation = gguf_config.read_generation_config(gguf)
     else:
@@ -177,8 +166,6 @@ def read_model_config(
             architecture=architecture,
             dtype=resolve_dtype(dtype, device, config),
             max_model_len=max_model_len,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
             eos_token_ids=_eos_token_ids(generation, config, numbers["vocab_size"], file),
             generation_config=generation,
             model_impl=model_impl,
@@ -355,6 +342,29 @@ def _read_numbers(config: Mapping[str, Any], architecture: str, file: Path) -> d
             f"{file} lacks {', '.join(missing)}, which {architecture} needs; --hf-overrides can add missing values"
         )
     return numbers
+
+
+def _read_head_sizes(
+    config: Mapping[str, Any], architecture: str, numbers: Mapping[str, int], file: Path
+) -> dict[str, int]:
+    """How many heads keys and values have, and how many features each head has."""
+    heads, hidden_size = numbers["num_attention_heads"], numbers["hidden_size"]
+    kv_heads = heads if architecture in MULTI_HEAD else _optional_int(config, "num_key_value_heads", file, heads)
+    head_dim = _optional_int(config, "head_dim", file, HEAD_DIMS.get(architecture, 0))
+    if not head_dim:
+        if hidden_size % heads:
+            raise ModelLoadError(f"{file}: hidden_size {hidden_size} is not a multiple of num_attention_heads {heads}")
+        head_dim = hidden_size // heads
+    return {"num_kv_heads": kv_heads, "head_dim": head_dim}
+
+
+def _check_image_tokens(vision: VisionConfig, vocab_size: int, file: Path) -> None:
+    for token_id in (vision.image_token_id, vision.placeholder_id):
+        if token_id >= vocab_size:
+            raise ModelLoadError(
+                f"{file}: the token of images has the id {token_id}, which is not in the vocabulary (0 to "
+                f"{vocab_size - 1})"
+            )
 
 
 def _positive_int(value: object, name: str, file: Path) -> int:

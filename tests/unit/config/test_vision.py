@@ -6,7 +6,8 @@ import pytest
 
 from rustvllm import EngineArgs
 from rustvllm.config.architectures import text_config
-from rustvllm.config.vision import GRID, SINGLE, TILED, VisionConfig, read_vision
+from rustvllm.config.vision import GRID, SINGLE, TILED, VisionConfig
+from rustvllm.config.vision.folder import read_vision
 from rustvllm.exceptions import ConfigError, ModelLoadError
 
 TEXT = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 2, "vocab_size": 97,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rustvllm.config import METRICS_PREFIX, TracingConfig
-from rustvllm.config.engine_args import make_tracing_config
+from rustvllm.config.tracing import make_tracing_config
 from rustvllm.server.flags.answer_args import DEFAULT_TOOL_CALL_CONSTRAINT
 from rustvllm.server.flags.api_keys import api_keys
 from rustvllm.server.flags.dashboard_args import DashboardAccess, dashboard_access

@@ -1,18 +1,29 @@
-"""``VisionConfig``: which images a model takes and how they become pixels, from the model's folder.
+"""Reads how a model sees images from its folder.
 
 The files are ``config.json`` and ``preprocessor_config.json``, or the ``processor_config.json`` that newer checkpoints
-have instead. Plain data: processes that serve HTTP read it, and so does the worker.
+have instead.
 """
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from rustvllm.config.architectures import nested_text
-from rustvllm.config.ranges import require_int
+from rustvllm.config.vision import (
+    BICUBIC,
+    DEFAULT_MAX_IMAGES,
+    FRAMED,
+    GRID,
+    HALVES,
+    SINGLE,
+    TILED,
+    VisionConfig,
+    most_tokens,
+)
+from rustvllm.config.vision.flags import read_image_limit, read_pixel_limits
+from rustvllm.config.vision.numbers import CheckedNumbers
 from rustvllm.exceptions import ConfigError, ModelLoadError
 from rustvllm.logger import init_logger
 
@@ -22,15 +33,6 @@ MAX_FILE_BYTES: Final = 1 << 20
 """Most bytes of a file that describes how images are processed."""
 MAX_SIDE: Final = 4096
 """Most pixels of a side that an image is resized to; transformers has the same limit for Idefics3."""
-MAX_CONTENT_BYTES: Final = 256 << 20
-"""Most bytes of pixels that the images of one request may take."""
-DEFAULT_MAX_IMAGES: Final = 4
-HEADER_BYTES: Final = 16
-"""Of an image on its way to the worker: four numbers of 32 bits, tiles, channels, height and width."""
-CHANNELS: Final = 3
-SINGLE, TILED, GRID, FRAMED = "single", "tiled", "grid", "framed"
-MAX_ASPECT_RATIO: Final = 200
-"""``grid``: how many times as long as the other a side may be; transformers has the same limit."""
 _PROCESSORS: Final[Mapping[str, str]] = {
     "CLIPImageProcessor": SINGLE,
     "LlavaImageProcessor": SINGLE,
@@ -73,124 +75,11 @@ _PROCESSOR_FILES: Final[Mapping[str, str | None]] = {
 """Files that describe an image processor, the first of which counts → the key where it is; None: the whole file."""
 _TOWERS: Final = ("clip_vision_model", "siglip_vision_model")
 """The ``model_type`` that LLaVA's vision tower may have."""
-_MEAN, _STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_BILINEAR, _BICUBIC, _LANCZOS, _LAST_FILTER = 2, 3, 1, 5
+_BILINEAR, _LANCZOS, _LAST_FILTER = 2, 1, 5
 """Pillow's numbers of filters, which are those of the files."""
-_FILTERS: Final[Mapping[str, int]] = {SINGLE: _BICUBIC, TILED: _LANCZOS, GRID: _BICUBIC, FRAMED: _BILINEAR}
+_FILTERS: Final[Mapping[str, int]] = {SINGLE: BICUBIC, TILED: _LANCZOS, GRID: BICUBIC, FRAMED: _BILINEAR}
 """How an image processor works → the filter that it takes if its file names none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VisionConfig:
-    """How a model sees an image: as one tile, as several and the whole of it once more, or as a grid of small ones.
-
-    The text of a model of kind ``framed`` is also served where images cannot be.
-
-    Attributes:
-        kind: ``single``: an image is one tile. ``tiled``: a large image is cut into tiles, and the whole image follows
-            as a last tile. ``grid``: an image of any shape is a grid of small tiles of one token each, and a token's
-            position in the prompt says where in the grid it is. ``framed``: an image is one tile, whose tokens stand
-            between two others and see each other, whatever their order.
-        image_token_id: The id that stands for a part of an image in a prompt.
-        tokens_per_tile: How many such ids a tile has.
-        tile_size: Pixels of a tile's sides.
-        shortest_edge: ``single``: what the shorter side is resized to, before the middle is cut out; None: the image is
-            resized to a tile, whatever its shape.
-        longest_edge: ``tiled``: what the longer side is resized to before the image is cut.
-        splits: ``tiled``: False makes every image one tile.
-        min_pixels: ``grid``: a smaller image is enlarged to so many pixels.
-        max_pixels: ``grid``: a larger image is reduced to so many.
-        patch_size: ``grid``: pixels of the sides of what the vision tower sees first; a tile is several of them.
-        frames: ``grid``: how many frames of a video such a patch has; an image is repeated as often.
-        max_tokens: ``grid``: most tokens of an image, less than the longest sequence; None: any number.
-        around_ids: The ids before and after an image, which chat templates write; empty: none. ``framed``: a prompt
-            has the first one in place of an image.
-        resample: Pillow's number of the filter.
-        rescale_factor: Pixels are multiplied by it.
-        image_mean: Subtracted from each channel after that.
-        image_std: Each channel is divided by it after that.
-        max_images: Most images of a prompt.
-    """
-
-    kind: str
-    image_token_id: int
-    tokens_per_tile: int
-    tile_size: int
-    shortest_edge: int | None = None
-    longest_edge: int = 0
-    splits: bool = False
-    min_pixels: int = 1
-    max_pixels: int = 1
-    patch_size: int = 0
-    frames: int = 1
-    max_tokens: int | None = None
-    around_ids: tuple[int, ...] = ()
-    resample: int = _BICUBIC
-    rescale_factor: float = 1 / 255
-    image_mean: tuple[float, ...] = _MEAN
-    image_std: tuple[float, ...] = _STD
-    max_images: int = DEFAULT_MAX_IMAGES
-
-    def __post_init__(self) -> None:
-        if self.kind not in _FILTERS:
-            raise ConfigError(f"kind must be one of {', '.join(_FILTERS)}, got {self.kind!r}")
-        require_int("max_images", self.max_images, 0)
-        if self.max_content_bytes > MAX_CONTENT_BYTES:
-            most = MAX_CONTENT_BYTES // self.max_image_bytes
-            raise ConfigError(
-                f"limit_mm_per_prompt allows {self.max_images} images of up to {self.max_image_bytes} bytes, but a "
-                f"request may have {MAX_CONTENT_BYTES} bytes of pixels: allow at most {most} images"
-            )
-
-    def for_length(self, max_model_len: int | None) -> Self:
-        """The same for sequences of at most so many tokens: an image has fewer."""
-        if self.kind != GRID or max_model_len is None:
-            return self
-        return replace(self, max_tokens=_most_tokens(max_model_len))
-
-    @property
-    def attends_both_ways(self) -> bool:
-        """Whether a token of an image sees those behind it, so that all are computed in one step."""
-        return self.kind == FRAMED
-
-    @property
-    def placeholder_id(self) -> int:
-        """What stands for an image in a prompt."""
-        return self.around_ids[0] if self.kind == FRAMED else self.image_token_id
-
-    @property
-    def placeholder_ids(self) -> tuple[int, ...]:
-        """What stands for an image in a message that is one text."""
-        if self.kind == FRAMED:
-            return (self.placeholder_id,)
-        return (*self.around_ids[:1], self.image_token_id, *self.around_ids[1:])
-
-    @property
-    def max_tiles(self) -> int:
-        """Most tiles of an image."""
-        if self.kind == GRID:
-            area = self.tile_size**2
-            # Sides are rounded up to whole tiles where an image is enlarged, and a short side is at least one tile.
-            longest = math.isqrt(MAX_ASPECT_RATIO * self.max_pixels) // self.tile_size + 1
-            enlarged = math.isqrt(MAX_ASPECT_RATIO * self.min_pixels) // self.tile_size + 1
-            most = max(self.max_pixels // area, longest, self.min_pixels // area + 2 * enlarged + 1)
-            return most if self.max_tokens is None else max(1, min(most, self.max_tokens))
-        if self.kind != TILED or not self.splits:
-            return 1
-        longest = self.longest_edge + self.longest_edge % 2  # the other side is rounded up to an even number
-        per_side = -(-longest // self.tile_size)
-        return 1 if per_side <= 1 else per_side**2 + 1
-
-    @property
-    def max_image_bytes(self) -> int:
-        """Most bytes of an image on its way to the worker."""
-        return HEADER_BYTES + self.max_tiles * CHANNELS * self.tile_size**2
-
-    @property
-    def max_content_bytes(self) -> int:
-        """Most bytes of all images of a request."""
-        return self.max_images * self.max_image_bytes
 
 
 def read_vision(
@@ -244,9 +133,9 @@ def read_vision(
             f"{file}: the text model of {architecture} is {kind!r:.80}; rustvllm supports {' and '.join(kinds)}"
         )
     processor, source = _read_processor(folder)
-    numbers = _Numbers(processor, source)
+    numbers = CheckedNumbers(processor, source)
     expected = _KINDS[architecture]
-    tower, image_numbers = _Numbers(of_tower, file), _Numbers(config, file)
+    tower, image_numbers = CheckedNumbers(of_tower, file), CheckedNumbers(config, file)
     name = _processor_class(processor, expected)
     how = _PROCESSORS.get(name)
     if how != expected:
@@ -263,8 +152,8 @@ def read_vision(
     shared: dict[str, Any] = {
         "kind": expected,
         "rescale_factor": numbers.number("rescale_factor", 1 / 255),
-        "image_mean": numbers.channels("image_mean", _CLIP_MEAN if has_clips_colours else _MEAN),
-        "image_std": numbers.channels("image_std", _CLIP_STD if has_clips_colours else _STD),
+        "image_mean": numbers.channels("image_mean", _CLIP_MEAN if has_clips_colours else HALVES),
+        "image_std": numbers.channels("image_std", _CLIP_STD if has_clips_colours else HALVES),
         "resample": numbers.integer("resample", _FILTERS[expected], least=0, most=_LAST_FILTER),
         "max_images": DEFAULT_MAX_IMAGES if most is None else most,
     }
@@ -299,7 +188,7 @@ def _single(
     config: Mapping[str, Any],
     of_tower: Mapping[str, Any],
     num_patches: int,
-    numbers: "_Numbers",
+    numbers: CheckedNumbers,
     file: Path,
     shared: dict[str, Any],
 ) -> VisionConfig:
@@ -336,7 +225,7 @@ def _single(
     if shortest is not None and not side <= shortest <= MAX_SIDE:
         raise ModelLoadError(f"{source}: shortest_edge must be between {side} and {MAX_SIDE}, got {shortest}")
     return VisionConfig(
-        image_token_id=_Numbers(config, file).named(("image_token_index", "image_token_id"), 32_000),
+        image_token_id=CheckedNumbers(config, file).named(("image_token_index", "image_token_id"), 32_000),
         tokens_per_tile=num_patches + has_class_token - (strategy == "default"),
         shortest_edge=shortest,
         **shared,
@@ -344,7 +233,7 @@ def _single(
 
 
 def _framed(
-    image_numbers: "_Numbers", numbers: "_Numbers", patches_per_side: int, shared: dict[str, Any]
+    image_numbers: CheckedNumbers, numbers: CheckedNumbers, patches_per_side: int, shared: dict[str, Any]
 ) -> VisionConfig:
     """Gemma 3: one tile, whose patches are averaged in squares."""
     for name in ("height", "width"):
@@ -383,9 +272,9 @@ def _why_text_alone(folder: Path, of_text: object, of_tower: object, most: int |
 
 
 def _grid(
-    image_numbers: "_Numbers",
-    tower: "_Numbers",
-    numbers: "_Numbers",
+    image_numbers: CheckedNumbers,
+    tower: CheckedNumbers,
+    numbers: CheckedNumbers,
     pixels: Mapping[str, int],
     shared: dict[str, Any],
     patch_size: int,
@@ -403,7 +292,7 @@ def _grid(
     tile = found["patch_size"] * found["merge_size"]
     size = numbers.values.get("size")
     size = size if isinstance(size, Mapping) else {}
-    given = _Numbers({**size, **numbers.values, **pixels}, numbers.file)
+    given = CheckedNumbers({**size, **numbers.values, **pixels}, numbers.file)
     least = given.integer("min_pixels", given.integer("shortest_edge", 56 * 56))
     most = given.integer("max_pixels", given.integer("longest_edge", 28 * 28 * 1280))
     if not tile**2 <= most or least > most:
@@ -424,18 +313,13 @@ def _grid(
         max_pixels=most,
         patch_size=found["patch_size"],
         frames=found["temporal_patch_size"],
-        max_tokens=_most_tokens(max_model_len),
+        max_tokens=most_tokens(max_model_len),
         around_ids=(
             image_numbers.integer("vision_start_token_id", 151_652, least=0),
             image_numbers.integer("vision_end_token_id", 151_653, least=0),
         ),
         **shared,
     )
-
-
-def _most_tokens(max_model_len: int | None) -> int | None:
-    """One token of a sequence is left for the output."""
-    return None if max_model_len is None else max(1, max_model_len - 1)
 
 
 def _check_tile(given: int, side: int, source: Path) -> None:
@@ -470,93 +354,3 @@ def _read_processor(folder: Path) -> tuple[dict[str, Any], Path]:
         if key is None:
             raise ModelLoadError(f"{file} must be a JSON object of at most {MAX_FILE_BYTES} bytes")
     raise ModelLoadError(f"{folder} has no preprocessor_config.json, which says how images are processed")
-
-
-def read_pixel_limits(sizes: object) -> dict[str, int]:
-    """The limits of pixels in ``mm_processor_kwargs``.
-
-    Raises:
-        ConfigError: It is not a mapping, or holds something else.
-    """
-    if sizes is None:
-        return {}
-    if not isinstance(sizes, Mapping):
-        raise ConfigError(f'mm_processor_kwargs must be an object such as {{"max_pixels": 1003520}}, got {sizes!r:.80}')
-    for name, value in sizes.items():
-        if name not in ("min_pixels", "max_pixels"):
-            raise ConfigError(f"mm_processor_kwargs may have min_pixels and max_pixels, got {name!r:.40}")
-        require_int(f"{name} of mm_processor_kwargs", value, 1, 2**31 - 1)
-    return dict(sizes)
-
-
-def read_image_limit(limits: object) -> int | None:
-    """Most images of a prompt; None if nothing says.
-
-    Raises:
-        ConfigError: It is not a mapping of numbers, or allows audio or video.
-    """
-    if limits is None:
-        return None
-    if not isinstance(limits, Mapping):
-        raise ConfigError(f'limit_mm_per_prompt must be an object such as {{"image": 4}}, got {limits!r:.80}')
-    for name, value in limits.items():
-        count = value.get("count") if isinstance(value, Mapping) else value
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise ConfigError(f"limit_mm_per_prompt of {name!r:.40} must be 0 or a positive integer, got {value!r:.80}")
-        if name != "image" and count:
-            raise ConfigError(f"limit_mm_per_prompt allows {name!r:.40}, but prompts can hold images only: set it to 0")
-        if isinstance(value, Mapping) and set(value) != {"count"}:
-            raise ConfigError("limit_mm_per_prompt takes numbers of images and no sizes")
-    if "image" not in limits:
-        return None
-    of_images = limits["image"]
-    return int(of_images["count"] if isinstance(of_images, Mapping) else of_images)
-
-
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """Checked values of a file."""
-
-    values: Mapping[str, Any]
-    file: Path
-
-    def integer(self, name: str, default: int, *, least: int = 1, most: int = 2**31 - 1) -> int:
-        value = self.values.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            limits = f"of at least {least}" if most == 2**31 - 1 else f"from {least} to {most}"
-            raise ModelLoadError(f"{self.file}: {name} must be an integer {limits}, got {value!r:.80}")
-        return value
-
-    def named(self, names: tuple[str, ...], default: int) -> int:
-        """The first of these that is there, which is a token's id."""
-        return self.integer(next((name for name in names if name in self.values), names[0]), default, least=0)
-
-    def number(self, name: str, default: float) -> float:
-        value = self.values.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
-            raise ModelLoadError(f"{self.file}: {name} must be a positive number, got {value!r:.80}")
-        return float(value)
-
-    def channels(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
-        value = self.values.get(name)
-        value = list(default) if value is None else value
-        is_numbers = isinstance(value, list) and len(value) == CHANNELS
-        if not is_numbers or not all(type(each) in (int, float) and -1e6 < each < 1e6 for each in value):
-            raise ModelLoadError(f"{self.file}: {name} must be {CHANNELS} numbers, got {value!r:.80}")
-        if name == "image_std" and 0 in value:
-            raise ModelLoadError(f"{self.file}: {name} must not hold 0, got {value!r:.80}")
-        return tuple(map(float, value))
-
-    def side(self, name: str, key: str, default: int) -> int:
-        """A number of an object such as ``{"height": 336, "width": 336}``; older files have the number alone."""
-        value = self.values.get(name)
-        value = default if value is None else value
-        value = value.get(key) if isinstance(value, Mapping) else value
-        return _Numbers({f"{name} ({key})": value}, self.file).integer(f"{name} ({key})", default)
-
-    def require(self, *names: str) -> None:
-        for name in names:
-            if self.values.get(name, True) is not True:
-                raise ModelLoadError(f"{self.file}: {name} must be true, got {self.values[name]!r:.80}")
