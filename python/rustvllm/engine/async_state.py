@@ -6,8 +6,8 @@ from collections.abc import Generator
 from typing import Any
 
 from rustvllm import _core
-from rustvllm.config import EngineConfig, ModelConfig
 from rustvllm.engine import pausing
+from rustvllm.engine.configured import ConfiguredEngine
 from rustvllm.engine.core_client.interface import AsyncEngineClient
 from rustvllm.engine.request_table import RequestTable
 from rustvllm.exceptions import EngineDeadError
@@ -17,7 +17,6 @@ from rustvllm.observe.metrics.counters import EngineMetrics, read_metrics
 from rustvllm.observe.metrics.stat_reporter import StatReporter
 from rustvllm.parameter_checks import check_bool, check_number
 from rustvllm.process.health import EngineHealth
-from rustvllm.text.tokenizer import Tokenizer
 
 STATS_TIMEOUT = 0.5
 """Seconds to wait for an engine's counters."""
@@ -36,36 +35,14 @@ class Answered:
         yield from ()
 
 
-class AsyncState:
+class AsyncState(ConfiguredEngine):
     """The methods, for a class with these attributes."""
 
-    config: EngineConfig
-    tokenizer: Tokenizer | None
     _client: AsyncEngineClient
     _requests: RequestTable
     _reporter: StatReporter | None
     _broken: EngineDeadError | None
     _pauses: pausing.PauseOrders
-
-    @property
-    def model_config(self) -> ModelConfig:
-        """The model's configuration, as vLLM's engines name it."""
-        return self.config.model
-
-    @property
-    def vllm_config(self) -> EngineConfig:
-        """The whole configuration, under the name that scripts written for vLLM use."""
-        return self.config
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            ValueError: There is none (``skip_tokenizer_init``).
-        """
-        if self.tokenizer is None:
-            raise ValueError("there is no tokenizer: the engine was made with skip_tokenizer_init=True")
-        return self.tokenizer
 
     @property
     def errored(self) -> bool:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rustvllm.config import EngineConfig, ModelConfig, UsageContext
+from rustvllm.config import EngineConfig, UsageContext
+from rustvllm.engine.configured import ConfiguredEngine
 from rustvllm.engine.core_client.inproc import InprocClient
 from rustvllm.engine.front_tracer import make_front_tracer
 from rustvllm.engine.input_processor import InputProcessor
@@ -28,7 +29,6 @@ from rustvllm.outputs import RequestOutput
 from rustvllm.parameter_checks import check_bool, refuse_attribute
 from rustvllm.sampling_params import PoolingParams, SamplingParams
 from rustvllm.tenant import Tenant
-from rustvllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from rustvllm.config.engine_args import EngineArgs
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _MAX_IDLE_STEPS = 3
 
 
-class LLMEngine:
+class LLMEngine(ConfiguredEngine):
     """Requests in, outputs out, under the caller's control; ``LLM`` is the comfortable form.
 
     Always step from one thread: the first that does owns the scheduler.
@@ -101,16 +101,6 @@ class LLMEngine:
         self._stats_line = StatReporter(lambda: read_metrics(handle, 0.0), (LoggingStatLogger,), self.config)
         self._stats_line.look()
 
-    @property
-    def model_config(self) -> ModelConfig:
-        """The model's configuration, as vLLM's engines name it."""
-        return self.config.model
-
-    @property
-    def vllm_config(self) -> EngineConfig:
-        """The whole configuration, under the name that scripts written for vLLM use."""
-        return self.config
-
     @classmethod
     def from_engine_config(cls, config: EngineConfig) -> "LLMEngine":
         """Build an engine from a finished configuration."""
@@ -147,16 +137,6 @@ class LLMEngine:
                 "AsyncLLM(config, multiprocess=True) runs in a process of its own"
             )
         return cls(engine_args.create_engine_config(usage_context), stat_loggers=stat_loggers)
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            ValueError: There is none (``skip_tokenizer_init``).
-        """
-        if self.tokenizer is None:
-            raise ValueError("there is no tokenizer: the engine was made with skip_tokenizer_init=True")
-        return self.tokenizer
 
     def add_request(
         self,
