@@ -27,8 +27,7 @@ from rustvllm.models.interface import CausalLM
 from rustvllm.sample.grammar_output import GrammarOutput
 from rustvllm.sample.logprobs import GatheredLogprobs, ProcessedLogits
 from rustvllm.sample.metadata import SamplingMetadata
-from rustvllm.sample.prompt_logprobs import GatheredPromptLogprobs, prompt_logprobs
-from rustvllm.sample.prompt_tokens import NamedPromptTokens
+from rustvllm.sample.prompt_logprobs import GatheredPromptLogprobs
 from rustvllm.sample.sampler import Sampler
 from rustvllm.sample.scorer import Scorer
 from rustvllm.worker.block_copier import BlockCopier
@@ -41,6 +40,7 @@ from rustvllm.worker.graphs.step_graphs import StepGraphs
 from rustvllm.worker.input_batch import InputBatch
 from rustvllm.worker.pooler import Pooler
 from rustvllm.worker.prompt_images import PromptImages
+from rustvllm.worker.prompt_targets import PromptTargets
 from rustvllm.worker.step_buffers import StepBuffers, send_array
 from rustvllm.worker.step_output import ModelRunnerOutput, make_output
 from rustvllm.worker.streams import DeviceStreams, Event
@@ -63,17 +63,6 @@ class _ExecutedStep:
     sampled: Tensor | None = None  # int32 [num_sampled, c], if chosen with the model; None: still to be sampled
     prompt_logprobs: GatheredPromptLogprobs | None = None  # None if no request asks for them
     pooled: Tensor | None = None  # float32 [num_sampled, width], in place of logits; None if the model generates
-
-
-@dataclass(frozen=True, slots=True)
-class _PromptTargets:
-    """Prompt tokens whose log-probabilities a step computes."""
-
-    indices: Tensor  # [n], indices of the step's tokens
-    targets: Tensor  # [n], the prompt token that follows each
-    num_rows: npt.NDArray[np.int32]  # how many of them each request has
-    num_logprobs: npt.NDArray[np.int64]  # how many candidates each request wants
-    named: NamedPromptTokens | None  # further ones that requests name; None if none does
 
 
 class GPUModelRunner:
@@ -174,7 +163,7 @@ class GPUModelRunner:
         # A copy, because the batch keeps the rows for longer than the step.
         rows = step.int32("sampled_rows", output.num_sampled).copy()
         metadata, drafts = self._stage_sampling(output, step, rows)
-        asked = self._stage_prompt_targets(output, step) if output.num_prompt_logprobs else None
+        asked = PromptTargets.stage(output, step, self.input_batch) if output.num_prompt_logprobs else None
         # If a step needs only logits, or only the largest ones, one call may compute them together with the model.
         to_logits = output.num_sampled > 0 and asked is None and self.pooler is None
         chooses = to_logits and metadata.all_greedy and metadata.is_plain
@@ -192,7 +181,9 @@ class GPUModelRunner:
             codes, pooled = self.pooler.pool(result.hidden, output, step)
             self._executed = _ExecutedStep(output.buffer_index, None, rows, metadata, sampled=codes, pooled=pooled)
             return
-        of_prompts = None if asked is None or result.hidden is None else self._score_prompts(result.hidden, asked)
+        of_prompts = None
+        if asked is not None and result.hidden is not None:
+            of_prompts = asked.score(result.hidden, self.model, self.scorer)
         logits, sampled = self._logits_of(result, output, step)
         if not metadata.is_plain:
             sampled = None
@@ -448,36 +439,6 @@ class GPUModelRunner:
             return None
         rows = step.int32("idx_mapping", output.num_reqs)[unknown]
         return step.stage(last[unknown].astype(np.int64)), step.stage(rows)
-
-    def _stage_prompt_targets(self, output: SchedulerOutput, step: StepBuffers) -> _PromptTargets:
-        """The prompt tokens whose log-probabilities are wanted, and the step's token before each."""
-        num_tokens, num_reqs = output.num_prompt_logprobs, output.num_prompt_logprobs_reqs
-        indices, starts = (
-            step.int32("prompt_logprobs_indices", num_tokens),
-            step.int32("prompt_logprobs_indptr", num_reqs + 1),
-        )
-        rows, num_rows = step.int32("prompt_logprobs_rows", num_reqs), np.diff(starts)
-        first_places = step.arrays["positions"][indices[starts[:-1]]]
-        return _PromptTargets(
-            step.stage(indices),
-            step.stage(step.int32("prompt_logprobs_targets", num_tokens)),
-            num_rows,
-            self.input_batch.num_prompt_logprobs(rows),
-            self.input_batch.extras.prompt_tokens.select(rows, first_places, num_rows, step.stage),
-        )
-
-    def _score_prompts(self, hidden: Tensor, asked: _PromptTargets) -> GatheredPromptLogprobs:
-        """The log-probabilities of the prompt tokens that follow the given tokens of the step."""
-        return prompt_logprobs(
-            hidden[asked.indices],
-            self.model.compute_logits,
-            self.model.vocab_size,
-            asked.targets,
-            asked.num_rows,
-            asked.num_logprobs,
-            self.scorer.score,
-            asked.named,
-        )
 
     def _attention_metadata(self, output: SchedulerOutput, step: StepBuffers) -> AttentionMetadata:
         num_reqs, num_tokens = output.num_reqs, output.total_num_scheduled_tokens
