@@ -101,35 +101,11 @@ class TritonAttentionBackend:
 
     def plan_static_mixed(self, batch: StaticMixedBatch) -> TritonMixedPlan:
         """See ``StaticAttentionBackend.plan_static_mixed``; the room for requests determines how keys are split."""
-        num_reqs, num_tokens = batch.seq_lens.shape[0], batch.slot_mapping.shape[0]
-        return TritonMixedPlan(
-            self,
-            _Batch(
-                block_table=batch.block_table,
-                table_rows=batch.table_rows,
-                slot_mapping=batch.slot_mapping,
-                query_start_loc=batch.query_start_loc,
-                seq_lens=batch.seq_lens,
-                query_lens=np.zeros(num_reqs, np.int32),  # unknown on the host
-                host_seq_lens=np.full(num_reqs, batch.max_seq_len, np.int32),
-                num_tokens=num_tokens,
-            ),
-        )
+        return TritonMixedPlan(self, _Batch.of_static(batch))
 
     def plan_static_drafts(self, batch: StaticDraftBatch) -> TritonDraftPlan:
         """See ``StaticAttentionBackend.plan_static_drafts``; the room for requests determines how keys are split."""
-        num_reqs, num_tokens = batch.seq_lens.shape[0], batch.slot_mapping.shape[0]
-        of_step = _Batch(
-            block_table=batch.block_table,
-            table_rows=batch.table_rows,
-            slot_mapping=batch.slot_mapping,
-            query_start_loc=batch.query_start_loc,
-            seq_lens=batch.seq_lens,
-            query_lens=np.zeros(num_reqs, np.int32),  # unknown on the host
-            host_seq_lens=np.full(num_reqs, batch.max_seq_len, np.int32),
-            num_tokens=num_tokens,
-        )
-        return TritonDraftPlan(self, of_step, batch.width)
+        return TritonDraftPlan(self, _Batch.of_static(batch), batch.width)
 
     @property
     def counters(self) -> Tensor | None:
@@ -226,6 +202,19 @@ class _Batch:
             query_lens=query_lens,
             host_seq_lens=seq_lens,
             num_tokens=int(starts[-1]),
+        )
+
+    @classmethod
+    def of_static(cls, batch: StaticMixedBatch | StaticDraftBatch) -> _Batch:
+        return cls(
+            block_table=batch.block_table,
+            table_rows=batch.table_rows,
+            slot_mapping=batch.slot_mapping,
+            query_start_loc=batch.query_start_loc,
+            seq_lens=batch.seq_lens,
+            query_lens=np.zeros(batch.seq_lens.shape[0], np.int32),  # unknown on the host
+            host_seq_lens=np.full(batch.seq_lens.shape[0], batch.max_seq_len, np.int32),
+            num_tokens=batch.slot_mapping.shape[0],
         )
 
 
