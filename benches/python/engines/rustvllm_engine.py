@@ -1,9 +1,8 @@
 """rustvllm, through ``LLM.generate``."""
 
-from pathlib import Path
 from typing import Any
 
-from worker import Generate, adapter_settings, serve, vllm_drafts
+from worker import Generate, adapter_settings, serve, vllm_drafts, vllm_generate
 
 
 def load(settings: dict[str, Any]) -> Generate:
@@ -24,18 +23,7 @@ def load(settings: dict[str, Any]) -> Generate:
         **adapter_settings(settings),
         **vllm_drafts(settings),
     )
-    adapters = [
-        LoRARequest(Path(path).name, number, path) for number, path in enumerate(settings.get("adapters", ()), 1)
-    ]
-
-    def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
-        of_each = [adapters[index % len(adapters)] for index in range(len(prompts))] if adapters else None
-        inputs = [{"prompt_token_ids": ids} for ids in prompts]
-        outputs = llm.generate(inputs, params, use_tqdm=False, lora_request=of_each)
-        return [list(output.outputs[0].token_ids) for output in outputs]
-
-    return generate
+    return vllm_generate(llm, SamplingParams, LoRARequest, settings)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Generate = Callable[[list[list[int]], int], list[list[int]]]
@@ -27,6 +28,28 @@ def adapter_settings(settings: dict[str, Any]) -> dict[str, Any]:
 def vllm_drafts(settings: dict[str, Any]) -> dict[str, Any]:
     """Arguments for drafts, for engines with vLLM's arguments."""
     return {"speculative_config": settings["drafts"]} if settings.get("drafts") else {}
+
+
+def vllm_generate(llm: Any, sampling_params: Any, lora_request: Any, settings: dict[str, Any]) -> Generate:
+    """Generate with an engine that has vLLM's interface.
+
+    Args:
+        llm: Its ``LLM``.
+        sampling_params: Its class ``SamplingParams``.
+        lora_request: Its class ``LoRARequest``.
+        settings: With ``adapters``, requests take these folders in turn.
+    """
+    folders = enumerate(settings.get("adapters", ()), 1)
+    adapters = [lora_request(Path(path).name, number, path) for number, path in folders]
+
+    def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        params = sampling_params(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        of_each = [adapters[index % len(adapters)] for index in range(len(prompts))] if adapters else None
+        inputs = [{"prompt_token_ids": ids} for ids in prompts]
+        outputs = llm.generate(inputs, params, use_tqdm=False, lora_request=of_each)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    return generate
 
 
 def serve(load: Callable[[dict[str, Any]], Generate]) -> None:
