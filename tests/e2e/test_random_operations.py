@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from coming_and_going import outputs_of
 from rustvllm import LLMEngine, SamplingParams
 from rustvllm.config.engine_args import EngineArgs
 from rustvllm.layers.linear import Linear
@@ -60,26 +61,12 @@ def workload(seed):
 
 def run(engine, requests):
     """Of each request the ids and every logit they were drawn from, and how it ended."""
-    waiting, aborts, answers, number = list(requests), {}, {}, 0
-    while waiting or engine.has_unfinished_requests():
-        for request in [request for request in waiting if request[3] <= number]:
-            waiting.remove(request)
-            request_id, prompt, params, _, abort_at = request
-            engine.add_request(request_id, {"prompt_token_ids": prompt}, params)
-            if abort_at is not None:
-                aborts[request_id] = abort_at
-        for request_id in [request_id for request_id, at in aborts.items() if at <= number]:
-            del aborts[request_id]
-            engine.abort_request(request_id)
-        for output in engine.step():
-            sample = output.outputs[0]
-            logits = [sorted((i, each.logprob) for i, each in place.items()) for place in sample.logprobs]
-            answers[output.request_id] = (list(sample.token_ids), logits, sample.finish_reason)
-        number += 1
-        assert number < 2000
-    scheduler = engine.engine_core.core.scheduler
-    scheduler.check_invariants()
-    return answers, scheduler.stats()
+    answers = {}
+    for output in outputs_of(engine, requests, most_steps=2000):
+        sample = output.outputs[0]
+        logits = [sorted((i, each.logprob) for i, each in place.items()) for place in sample.logprobs]
+        answers[output.request_id] = (list(sample.token_ids), logits, sample.finish_reason)
+    return answers, engine.engine_core.core.scheduler.stats()
 
 
 @pytest.fixture(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from coming_and_going import outputs_of
 from rustvllm import AsyncLLM, LLMEngine, SamplingParams
 from rustvllm.config.engine_args import AsyncEngineArgs, EngineArgs
 from rustvllm.engine import start as engine_start
@@ -159,24 +160,7 @@ def workload(seed):
 
 def run(engine, requests):
     """Every request's answers: token ids, text and how each ended."""
-    waiting = list(requests)
-    outputs, aborts, number = {}, {}, 0
-    while waiting or engine.has_unfinished_requests():
-        for request in [request for request in waiting if request[3] <= number]:
-            waiting.remove(request)
-            request_id, prompt, params, _, abort_at = request
-            engine.add_request(request_id, {"prompt_token_ids": prompt}, params)
-            if abort_at is not None:
-                aborts[request_id] = abort_at
-        for request_id in [request_id for request_id, at in aborts.items() if at <= number]:
-            del aborts[request_id]
-            engine.abort_request(request_id)
-        for output in engine.step():
-            if output.finished:
-                outputs[output.request_id] = output
-        number += 1
-        assert number < 5000
-    engine.engine_core.core.scheduler.check_invariants()
+    outputs = {output.request_id: output for output in outputs_of(engine, requests, most_steps=5000) if output.finished}
     stats = engine.engine_core.core.scheduler.stats()
     assert (stats["num_running"], stats["num_waiting"], stats["kv_cache_usage"]) == (0, 0, 0)
     answers = {
