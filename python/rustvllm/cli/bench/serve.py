@@ -41,18 +41,29 @@ def make_parser() -> FlexibleArgumentParser:
         description="Send requests to an OpenAI-compatible server, this one or another, and time their streams. "
         f"An API key is taken from ${' or $'.join(API_KEY_VARIABLES)}.",
     )
-    server = parser.add_argument_group("server")
-    server.add_argument("--base-url", metavar="URL", help="http://HOST:PORT; takes precedence over --host and --port")
-    server.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
-    server.add_argument("--port", type=whole_number(1, 65535), default="8000", metavar="N", help="(default: 8000)")
-    server.add_argument("--endpoint", choices=ENDPOINTS, default=ENDPOINTS[0], help="(default: %(default)s)")
-    server.add_argument("--model", help="name to ask for (default: the first of /v1/models)")
+    _add_server_args(parser.add_argument_group("server"))
+    _add_load_args(parser.add_argument_group("load"))
+    _add_data_args(parser.add_argument_group("data set"))
+    _add_request_args(parser.add_argument_group("requests"))
+    _add_report_args(parser.add_argument_group("report"))
+    return parser
 
-    load = parser.add_argument_group("load")
-    load.add_argument(
+
+def _add_server_args(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that say where the server is, and what is asked of it."""
+    group.add_argument("--base-url", metavar="URL", help="http://HOST:PORT; takes precedence over --host and --port")
+    group.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
+    group.add_argument("--port", type=whole_number(1, 65535), default="8000", metavar="N", help="(default: 8000)")
+    group.add_argument("--endpoint", choices=ENDPOINTS, default=ENDPOINTS[0], help="(default: %(default)s)")
+    group.add_argument("--model", help="name to ask for (default: the first of /v1/models)")
+
+
+def _add_load_args(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that say how many requests come, and when."""
+    group.add_argument(
         "--num-prompts", type=whole_number(1), default="1000", metavar="N", help="requests (default: 1000)"
     )
-    load.add_argument(
+    group.add_argument(
         "--request-rate",
         type=number_of(
             "a number above 0 and at most 1000000, or inf", lambda number: 0 < number <= 1e6 or number == math.inf
@@ -61,15 +72,15 @@ def make_parser() -> FlexibleArgumentParser:
         metavar="R",
         help="requests per second (default: inf, at once)",
     )
-    load.add_argument(
+    group.add_argument(
         "--burstiness",
         type=number_of("a number above 0 and at most 1000", lambda number: 0 < number <= 1000),
         default=1.0,
         metavar="B",
         help="shape of the gaps between requests: 1 is a Poisson process, less is burstier (default: 1)",
     )
-    load.add_argument("--max-concurrency", type=whole_number(1), metavar="N", help="most requests open at a time")
-    load.add_argument(
+    group.add_argument("--max-concurrency", type=whole_number(1), metavar="N", help="most requests open at a time")
+    group.add_argument(
         "--warmup",
         "--num-warmups",
         type=whole_number(0),
@@ -77,10 +88,10 @@ def make_parser() -> FlexibleArgumentParser:
         metavar="N",
         help="requests sent first, without being measured",
     )
-    load.add_argument(
+    group.add_argument(
         "--seed", type=whole_number(0), default="0", metavar="N", help="seed of arrivals and prompts (default: 0)"
     )
-    load.add_argument(
+    group.add_argument(
         "--request-timeout",
         type=seconds,
         default=3600.0,
@@ -88,14 +99,16 @@ def make_parser() -> FlexibleArgumentParser:
         help="longest time of a request in seconds (default: 3600)",
     )
 
-    data = parser.add_argument_group("data set")
-    data.add_argument(
+
+def _add_data_args(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that say what the requests hold."""
+    group.add_argument(
         "--dataset-name",
         choices=DATASETS,
         default=DATASETS[0],
         help="repeat and edit: texts whose answers speculative decoding can predict (default: %(default)s)",
     )
-    data.add_argument(
+    group.add_argument(
         "--dataset-path", metavar="FILE", help="file of the data set sharegpt (JSON) or trace (Mooncake's or Azure's)"
     )
     lengths = (
@@ -103,7 +116,7 @@ def make_parser() -> FlexibleArgumentParser:
         ("--random-output-len", "--output-len", "answer", DEFAULT_OUTPUT_LEN),
     )
     for flag, other, what, default in lengths:
-        data.add_argument(
+        group.add_argument(
             flag,
             other,
             type=whole_number(1),
@@ -111,7 +124,7 @@ def make_parser() -> FlexibleArgumentParser:
             help=f"tokens of each {what}; approximate with repeat and edit (default: {default}; with random and "
             f"prefix fewer if the context is shorter)",
         )
-    data.add_argument(
+    group.add_argument(
         "--prefix-len",
         "--random-prefix-len",
         type=whole_number(0),
@@ -119,64 +132,68 @@ def make_parser() -> FlexibleArgumentParser:
         metavar="N",
         help="tokens of the prefix that prompts share (default: 0; with prefix: 256)",
     )
-    data.add_argument(
+    group.add_argument(
         "--num-prefixes",
         type=whole_number(1),
         metavar="N",
         help="number of different prefixes (default: 1; with prefix: 10)",
     )
-    data.add_argument(
+    group.add_argument(
         "--random-range-ratio",
         type=number_of("a number of at least 0 and below 1", lambda number: 0 <= number < 1),
         default=0.0,
         metavar="R",
         help="fraction by which lengths vary, up and down (default: 0)",
     )
-    data.add_argument(
+    group.add_argument(
         "--vocab-size",
         type=whole_number(0),
         default=str(DEFAULT_VOCAB_SIZE),
         metavar="N",
         help="prompts are token ids below this; 0: plain words, which chats always use (default: %(default)s)",
     )
-    data.add_argument(
+    group.add_argument(
         "--sharegpt-output-len", type=whole_number(1), metavar="N", help="tokens of every answer, with sharegpt"
     )
-    data.add_argument(
+    group.add_argument(
         "--tokenizer",
         metavar="FOLDER",
         help="tokenizer that counts the answers of sharegpt, without --sharegpt-output-len",
     )
 
-    sampling = parser.add_argument_group("requests")
-    sampling.add_argument(
+
+def _add_request_args(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that say how answers are sampled."""
+    group.add_argument(
         "--ignore-eos",
         action="store_true",
         help="continue past the end of sequence, so that answers have the requested length",
     )
-    sampling.add_argument(
+    group.add_argument(
         "--temperature",
         type=number_of("a number of at least 0", lambda number: 0 <= number < math.inf),
         default=0.0,
         metavar="T",
         help="(default: 0, greedy)",
     )
-    sampling.add_argument(
+    group.add_argument(
         "--extra-body", type=_json_object, default={}, metavar="JSON", help="further fields of each request"
     )
 
-    report = parser.add_argument_group("report")
-    report.add_argument(
+
+def _add_report_args(group: argparse._ArgumentGroup) -> None:
+    """Add the flags that say what is reported, and where."""
+    group.add_argument(
         "--percentile-metrics",
         type=_metrics,
         default=",".join(METRICS),
         metavar="M,M,...",
         help="metrics that the table shows (default: %(default)s)",
     )
-    report.add_argument(
+    group.add_argument(
         "--metric-percentiles", type=_percentiles, default="99", metavar="P,P,...", help="(default: %(default)s)"
     )
-    report.add_argument(
+    group.add_argument(
         "--goodput",
         type=_goodput,
         nargs="+",
@@ -184,10 +201,9 @@ def make_parser() -> FlexibleArgumentParser:
         metavar="M:MS",
         help="limits of a good request in milliseconds, for instance ttft:200,tpot:30,e2el:5000",
     )
-    report.add_argument("--output-json", metavar="FILE", help="also write the report to this file")
-    report.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    report.add_argument("--disable-tqdm", action="store_true", help="show no progress bar")
-    return parser
+    group.add_argument("--output-json", metavar="FILE", help="also write the report to this file")
+    group.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    group.add_argument("--disable-tqdm", action="store_true", help="show no progress bar")
 
 
 def bench_serve(argv: Sequence[str]) -> int:

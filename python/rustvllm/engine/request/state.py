@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rustvllm import _core
 from rustvllm.engine.request.pooling import FilledPooling, finished_vector
@@ -23,6 +23,10 @@ from rustvllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs, PromptToken
 from rustvllm.lora.request import LoRARequest
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestMetrics, RequestOutput
 from rustvllm.sampling_params import RequestOutputKind
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class EventSink(Protocol):
@@ -354,34 +358,8 @@ class RequestState:
         """
         delta = self.output_kind is RequestOutputKind.DELTA
         self._read_prompt_logprobs()
-        outputs = []
         indices = sorted(islice(self._changed, most)) if delta else range(len(self.samples))
-        for index in indices:
-            self._changed.pop(index, None)
-            sample = self.samples[index]
-            sample.read_logprobs()
-            if len(sample.text_parts) > 1 and not delta:
-                # Joined once per take, so that a long cumulative stream does not re-join thousands of parts.
-                sample.text_parts = ["".join(sample.text_parts)]
-            parts = sample.text_parts[sample.parts_taken :] if delta else sample.text_parts
-            ids = sample.token_ids[sample.tokens_taken :] if delta else list(sample.token_ids)
-            outputs.append(
-                CompletionOutput(
-                    index=index,
-                    text="".join(parts),
-                    token_ids=ids,
-                    finish_reason=sample.finish_reason,
-                    stop_reason=sample.stop_reason,
-                    lora_request=self._lora_request,
-                )
-            )
-            if sample.logprobs is not None:
-                start = sample.tokens_taken if delta else 0
-                outputs[-1].logprobs = sample.logprobs[start:]
-                outputs[-1].text_offsets = sample.text_offsets[start:]
-                outputs[-1].cumulative_logprob = sample.cumulative_logprob
-            sample.parts_taken = len(sample.text_parts)
-            sample.tokens_taken = len(sample.token_ids)
+        outputs = [self._output_of(index, is_delta=delta) for index in indices]
         num_unreturned = 0
         if self._choice is not None:
             num_all = sum(len(output.token_ids) for output in outputs)
@@ -393,14 +371,7 @@ class RequestState:
                 self.samples.pop()
             self._index_of_key.clear()
         progress, self._progress = self._progress, None
-        prompt_logprobs: PromptLogprobs | FlatLogprobs | None = self._prompt_logprobs
-        named = None if self._prompt_token_logprobs is None else self._prompt_token_logprobs.whole()
-        if delta and not outputs:
-            prompt_logprobs = named = None  # they may not be whole before the first token
-        elif delta:
-            self._prompt_logprobs = self._prompt_token_logprobs = None  # given out once
-        if prompt_logprobs is not None and self._flat_logprobs:
-            prompt_logprobs = FlatLogprobs.of(prompt_logprobs)
+        prompt_logprobs, named = self._take_prompt_logprobs(is_delta=delta, has_outputs=bool(outputs))
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -420,6 +391,45 @@ class RequestState:
             lora_request=self._lora_request,
             pooled=finished_vector(self._pooled, self._pooling) if self._pooling and self._pooled else None,
         )
+
+    def _output_of(self, index: int, *, is_delta: bool) -> CompletionOutput:
+        """The present output of a sample, or only what is new of it; afterwards nothing is new."""
+        self._changed.pop(index, None)
+        sample = self.samples[index]
+        sample.read_logprobs()
+        if len(sample.text_parts) > 1 and not is_delta:
+            # Joined once per take, so that a long cumulative stream does not re-join thousands of parts.
+            sample.text_parts = ["".join(sample.text_parts)]
+        output = CompletionOutput(
+            index=index,
+            text="".join(sample.text_parts[sample.parts_taken :] if is_delta else sample.text_parts),
+            token_ids=sample.token_ids[sample.tokens_taken if is_delta else 0 :],
+            finish_reason=sample.finish_reason,
+            stop_reason=sample.stop_reason,
+            lora_request=self._lora_request,
+        )
+        if sample.logprobs is not None:
+            start = sample.tokens_taken if is_delta else 0
+            output.logprobs = sample.logprobs[start:]
+            output.text_offsets = sample.text_offsets[start:]
+            output.cumulative_logprob = sample.cumulative_logprob
+        sample.parts_taken = len(sample.text_parts)
+        sample.tokens_taken = len(sample.token_ids)
+        return output
+
+    def _take_prompt_logprobs(
+        self, *, is_delta: bool, has_outputs: bool
+    ) -> "tuple[PromptLogprobs | FlatLogprobs | None, npt.NDArray[np.float32] | None]":
+        """Those of the prompt, and those of the tokens that the request names; streams give them out once."""
+        if is_delta and not has_outputs:
+            return None, None  # they may not be whole before the first token
+        prompt_logprobs: PromptLogprobs | FlatLogprobs | None = self._prompt_logprobs
+        named = None if self._prompt_token_logprobs is None else self._prompt_token_logprobs.whole()
+        if is_delta:
+            self._prompt_logprobs = self._prompt_token_logprobs = None
+        if prompt_logprobs is not None and self._flat_logprobs:
+            prompt_logprobs = FlatLogprobs.of(prompt_logprobs)
+        return prompt_logprobs, named
 
 
 def _failure(delta: _core.RequestDelta, message: str) -> RustVLLMError:
