@@ -66,6 +66,9 @@ RULES: dict[str, Rule] = {
         and not a.keys - b.keys
         and all(".prompt_logprobs[].*" in key for key in b.keys - a.keys)
     ),
+    "true and false are refused as numbers": lambda case, fields, a, b: (
+        REFUSED_HERE(a, b) and any(isinstance(fields.get(name), bool) for name in ("temperature", "logprobs"))
+    ),
     "vLLM fails": lambda case, fields, a, b: a.status == 400 and b.status == 500,
 }
 """By its reason: each difference that stays."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rustvllm.sampling_params import MAX_STOP_STRINGS
+from rustvllm.server.schemas.numbers import Float, Int
 from rustvllm.server.schemas.protocol import FIRST_ERROR, MAX_MESSAGES, Objects, Strings, described
 
 CONTENT = "Text, or a list of blocks."
@@ -49,7 +50,7 @@ class CountTokensRequest(BaseModel):
 class MessagesRequest(CountTokensRequest):
     """Body of ``POST /v1/messages``."""
 
-    max_tokens: int = Field(
+    max_tokens: Int = Field(
         description="Most tokens to generate; more than fit behind the prompt are as many as fit.",
         json_schema_extra={"minimum": 1},
     )
@@ -57,14 +58,14 @@ class MessagesRequest(CountTokensRequest):
         "Strings that end the answer, which is cut before them."
     )
     stream: bool | None = described("Answer with server-sent events.", False)
-    temperature: float | None = described("0: greedy.", minimum=0)
-    top_p: float | None = described("Sample from the likeliest tokens that have this probability together.")
-    top_k: int | None = described("Sample from so many tokens.")
-    seed: int | None = described("64 bits; not of Anthropic's API.", minimum=-(2**63), maximum=2**63 - 1)
+    temperature: Float | None = described("0: greedy.", minimum=0)
+    top_p: Float | None = described("Sample from the likeliest tokens that have this probability together.")
+    top_k: Int | None = described("Sample from so many tokens.")
+    seed: Int | None = described("64 bits; not of Anthropic's API.", minimum=-(2**63), maximum=2**63 - 1)
     metadata: dict[str, Any] | None = described(
         "`user_id`: with `--scheduling-policy fair`, shares what its API key gets with the key's other users."
     )
-    priority: int | None = described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
+    priority: Int | None = described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
     cache_salt: str | None = described(
         "Share cached blocks only with requests of the same salt.", minLength=1, maxLength=128
     )

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fai
 from rustvllm.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from rustvllm.sampling_params.repetition_detection import MAX_COUNT
 from rustvllm.sampling_params.table import MAX_PATTERN_SIZE, SAMPLING_LISTS, SAMPLING_NUMBERS
+from rustvllm.server.schemas.numbers import Float, Int
 from rustvllm.text.tokenizer import TokenIds
 
 MAX_CHOICES = 16384
@@ -39,7 +40,7 @@ class _FirstError(FailFast):
 
 FIRST_ERROR = _FirstError()
 TokenIdList = list[int] | TokenIds
-Ids = Annotated[list[int], FIRST_ERROR]
+Ids = Annotated[list[Int], FIRST_ERROR]
 Strings = Annotated[list[str], FIRST_ERROR]
 Objects = Annotated[list[dict[str, Any]], FIRST_ERROR]
 
@@ -171,13 +172,13 @@ class RepetitionDetection(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    max_pattern_size: int = described(
+    max_pattern_size: Int = described(
         "Most tokens of a pattern; 0: nothing is looked for.", 0, minimum=0, maximum=MAX_PATTERN_SIZE
     )
-    min_pattern_size: int = described(
+    min_pattern_size: Int = described(
         "Fewest tokens of a pattern, at most `max_pattern_size`; 0 means 1.", 0, minimum=0, maximum=MAX_PATTERN_SIZE
     )
-    min_count: int = described(
+    min_count: Int = described(
         "How many times in a row the pattern must come, at least 2.", 0, minimum=0, maximum=MAX_COUNT
     )
 
@@ -188,8 +189,8 @@ class GenerationRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str | None = described("A name by which this server serves its model; left out: the first of them.")
-    n: int | None = described("Choices per prompt; greedy sampling allows 1.", minimum=1, maximum=MAX_CHOICES)
-    best_of: int | None = described(
+    n: Int | None = described("Choices per prompt; greedy sampling allows 1.", minimum=1, maximum=MAX_CHOICES)
+    best_of: Int | None = described(
         "Draw so many samples and return the `n` with the highest cumulative log-probability, best first. "
         "`usage` counts all of them. Not with greedy sampling, and in a stream `n` at most.",
         minimum=1,
@@ -200,23 +201,23 @@ class GenerationRequest(BaseModel):
         "with nothing that changes the probabilities.",
         False,
     )
-    length_penalty: float | None = described(
+    length_penalty: Float | None = described(
         "With `use_beam_search`: the score of a beam is divided by the length of its output to the power of this.",
         1.0,
         minimum=-100,
         maximum=100,
     )
-    temperature: float | None = _sampling_number("temperature")
-    top_p: float | None = _sampling_number("top_p")
-    top_k: int | None = _sampling_number("top_k")
-    top_n_sigma: float | None = _sampling_number("top_n_sigma")
-    min_p: float | None = _sampling_number("min_p")
-    presence_penalty: float | None = _sampling_number("presence_penalty")
-    frequency_penalty: float | None = _sampling_number("frequency_penalty")
-    repetition_penalty: float | None = _sampling_number("repetition_penalty")
-    seed: int | None = described("64 bits; choice i uses seed + i. -1: none.", minimum=-(2**63), maximum=2**63 - 1)
-    max_tokens: int | None = described("Most tokens to generate; clamped to the room behind the prompt.", minimum=0)
-    min_tokens: int | None = described("No end before so many tokens, by EOS or by a stop.", minimum=0)
+    temperature: Float | None = _sampling_number("temperature")
+    top_p: Float | None = _sampling_number("top_p")
+    top_k: Int | None = _sampling_number("top_k")
+    top_n_sigma: Float | None = _sampling_number("top_n_sigma")
+    min_p: Float | None = _sampling_number("min_p")
+    presence_penalty: Float | None = _sampling_number("presence_penalty")
+    frequency_penalty: Float | None = _sampling_number("frequency_penalty")
+    repetition_penalty: Float | None = _sampling_number("repetition_penalty")
+    seed: Int | None = described("64 bits; choice i uses seed + i. -1: none.", minimum=-(2**63), maximum=2**63 - 1)
+    max_tokens: Int | None = described("Most tokens to generate; clamped to the room behind the prompt.", minimum=0)
+    min_tokens: Int | None = described("No end before so many tokens, by EOS or by a stop.", minimum=0)
     stop: str | Annotated[Strings, Field(max_length=MAX_STOP_STRINGS)] | None = described(
         "Strings that end the text, which is cut before them; 64 KiB together."
     )
@@ -242,16 +243,16 @@ class GenerationRequest(BaseModel):
         "What the answer must be: one of `json` (a schema), `json_object`, `regex`, `choice`, `grammar` (Lark or GBNF)."
     )
     vllm_xargs: dict[str, Any] | None = described("Arguments for the server's own logits processors.")
-    truncate_prompt_tokens: int | None = described("Keep so many tokens of the prompt; -1: as fit.", minimum=-1)
+    truncate_prompt_tokens: Int | None = described("Keep so many tokens of the prompt; -1: as fit.", minimum=-1)
     truncation_side: Literal["left", "right"] | None = described("Which end is cut off; `left` by default.")
     add_special_tokens: bool | None = described("Let the tokenizer add its beginning-of-sequence token and the like.")
     stream: bool | None = described("Answer with server-sent events.", False)
     stream_options: StreamOptions | None = described("Only with `stream`.")
-    stream_interval: int | None = described(
+    stream_interval: Int | None = described(
         "In a stream: tokens per event, if that is more than `--stream-interval`; the first and the last come at once.",
         minimum=1,
     )
-    prompt_logprobs: int | None = described(
+    prompt_logprobs: Int | None = described(
         "Candidates to show for each place of the prompt; not with `stream`.", minimum=-1
     )
     return_tokens_as_token_ids: bool | None = described("Show tokens as `token_id:123` in log-probabilities.")
@@ -259,7 +260,7 @@ class GenerationRequest(BaseModel):
     timings: bool | None = described("Add `timings` to the answer, in a stream to each choice's last event.")
     timings_per_token: bool | None = described("The same, in a stream with every event that has text.")
     return_progress: bool | None = described("In a stream, events with `prompt_progress` while the prompt is computed.")
-    priority: int | None = described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
+    priority: Int | None = described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
     user: str | None = described(
         "With `--scheduling-policy fair`, shares what its API key gets with the key's other users."
     )
@@ -273,12 +274,12 @@ class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
     prompt: Annotated[Any, AfterValidator(parse_prompts), WithJsonSchema(PROMPT_SCHEMA)]
-    logprobs: Annotated[int | None, BeforeValidator(_none_if_false)] = described(
+    logprobs: Annotated[Int | None, BeforeValidator(_none_if_false)] = described(
         "Candidates to show for each token besides its own; 0: its own alone.", minimum=-1
     )
     echo: bool | None = described("Begin each choice with the prompt; `max_tokens` may be 0 then.", False)
     suffix: str | None = described("Not supported: a 400 unless empty.", maxLength=0)
-    thinking_token_budget: int | None = described(
+    thinking_token_budget: Int | None = described(
         "Most tokens of the model's thoughts, then they are ended; -1: any number.", minimum=-1
     )
 
@@ -292,9 +293,9 @@ class PooledRequest(BaseModel):
     use_activation: bool | None = described(
         "Normalise embeddings to length 1; make probabilities of a classifier's numbers. The default is the model's."
     )
-    truncate_prompt_tokens: int | None = described("Keep so many tokens of each prompt; -1: as fit.", minimum=-1)
+    truncate_prompt_tokens: Int | None = described("Keep so many tokens of each prompt; -1: as fit.", minimum=-1)
     truncation_side: Literal["left", "right"] | None = described("Which end is cut off; `right` by default.")
-    priority: int | None = described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
+    priority: Int | None = described("Lower is sooner; needs `--scheduling-policy priority` unless 0.")
     user: str | None = described(
         "With `--scheduling-policy fair`, shares what its API key gets with the key's other users."
     )
@@ -317,7 +318,7 @@ class EmbeddingRequest(InputsRequest):
     encoding_format: Literal["float", "base64"] | None = described(
         "`float`: a list of numbers; `base64`: float32 numbers, little-endian, as base64.", "float"
     )
-    dimensions: int | None = described(
+    dimensions: Int | None = described(
         "Keep so many numbers; only for models that were trained for it (Matryoshka).", minimum=1
     )
 
@@ -365,9 +366,9 @@ class PredictedContent(BaseModel):
 class ChatCompletionRequest(GenerationRequest, Conversation):
     """Body of ``POST /v1/chat/completions``."""
 
-    max_completion_tokens: int | None = described("The newer name of `max_tokens`, and wins over it.", minimum=1)
+    max_completion_tokens: Int | None = described("The newer name of `max_tokens`, and wins over it.", minimum=1)
     logprobs: bool | None = described("Show the log-probabilities of the answer's tokens.", False)
-    top_logprobs: int | None = described("Candidates to show for each token; needs `logprobs`.", minimum=-1)
+    top_logprobs: Int | None = described("Candidates to show for each token; needs `logprobs`.", minimum=-1)
     echo: bool | None = described("Begin each choice with the last message, if the answer has its role.", False)
     tool_choice: str | dict[str, Any] | None = described(
         "`auto` (the default with tools): text or calls; `required`: calls; `none`: text; the type `function`: a call "
@@ -379,7 +380,7 @@ class ChatCompletionRequest(GenerationRequest, Conversation):
     )
     parallel_tool_calls: bool | None = described("More than one call; the default.")
     include_reasoning: bool | None = described("Show the model's thoughts; the default.")
-    thinking_token_budget: int | None = described(
+    thinking_token_budget: Int | None = described(
         "Most tokens of the model's thoughts, then they are ended; -1: any number.", minimum=-1
     )
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rustvllm.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from rustvllm.sampling_params.table import SAMPLING_LISTS
+from rustvllm.server.schemas.numbers import Float, Int
 from rustvllm.server.schemas.protocol import (
     FIRST_ERROR,
     MAX_MESSAGES,
@@ -96,11 +97,11 @@ class ResponsesRequest(BaseModel):
         description="The user's text, or the items of a conversation."
     )
     instructions: str | None = _field("A system message before the input.")
-    max_output_tokens: int | None = _field("Most tokens to generate, thoughts included.")
-    max_tool_calls: int | None = _field("Without effect: it is about tools that a server runs.")
-    temperature: float | None = _as_in_chat("temperature")
-    top_p: float | None = _as_in_chat("top_p")
-    top_logprobs: int | None = _field("Candidates to show for each token, if `include` asks for log-probabilities.")
+    max_output_tokens: Int | None = _field("Most tokens to generate, thoughts included.")
+    max_tool_calls: Int | None = _field("Without effect: it is about tools that a server runs.")
+    temperature: Float | None = _as_in_chat("temperature")
+    top_p: Float | None = _as_in_chat("top_p")
+    top_logprobs: Int | None = _field("Candidates to show for each token, if `include` asks for log-probabilities.")
     include: (
         Annotated[
             list[
@@ -131,7 +132,7 @@ class ResponsesRequest(BaseModel):
     stream: bool | None = _as_in_chat("stream")
     stream_options: ResponseStreamOptions | None = _field("Only with `stream`.")
     truncation: Literal["auto", "disabled"] | None = _field(
-        "`auto`: cut the beginning of a prompt that is too long; `disabled` (the default): refuse it."
+        "`auto`: cut the beginning of a prompt that is too long and has no images; `disabled` (the default): refuse it."
     )
     store: bool | None = _field("Nothing is stored, whatever this says.")
     metadata: dict[str, Any] | None = _field("Up to 16 texts, which the answer repeats.")
@@ -140,12 +141,12 @@ class ResponsesRequest(BaseModel):
     prompt_cache_key: str | None = _field("Without effect: the prefix cache needs no key.")
     service_tier: str | None = _field("Without effect.")
     background: bool | None = _field("Not supported: a 400 if true.")
-    presence_penalty: float | None = _as_in_chat("presence_penalty")
-    frequency_penalty: float | None = _as_in_chat("frequency_penalty")
-    repetition_penalty: float | None = _as_in_chat("repetition_penalty")
-    top_k: int | None = _as_in_chat("top_k")
-    min_p: float | None = _as_in_chat("min_p")
-    seed: int | None = _as_in_chat("seed")
+    presence_penalty: Float | None = _as_in_chat("presence_penalty")
+    frequency_penalty: Float | None = _as_in_chat("frequency_penalty")
+    repetition_penalty: Float | None = _as_in_chat("repetition_penalty")
+    top_k: Int | None = _as_in_chat("top_k")
+    min_p: Float | None = _as_in_chat("min_p")
+    seed: Int | None = _as_in_chat("seed")
     stop: str | Annotated[Strings, Field(max_length=MAX_STOP_STRINGS)] | None = _as_in_chat("stop")
     stop_token_ids: Annotated[Ids, Field(max_length=MAX_STOP_TOKEN_IDS)] | None = _as_in_chat("stop_token_ids")
     ignore_eos: bool | None = _as_in_chat("ignore_eos")
@@ -158,7 +159,7 @@ class ResponsesRequest(BaseModel):
     vllm_xargs: dict[str, Any] | None = _as_in_chat("vllm_xargs")
     chat_template_kwargs: dict[str, Any] | None = _as_in_chat("chat_template_kwargs")
     include_reasoning: bool | None = _as_in_chat("include_reasoning")
-    thinking_token_budget: int | None = _as_in_chat("thinking_token_budget")
-    priority: int | None = _as_in_chat("priority")
+    thinking_token_budget: Int | None = _as_in_chat("thinking_token_budget")
+    priority: Int | None = _as_in_chat("priority")
     cache_salt: str | None = _as_in_chat("cache_salt")
     request_id: str | None = _as_in_chat("request_id")

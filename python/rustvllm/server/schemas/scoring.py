@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from rustvllm.engine.request.pairs import as_texts
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.server.schemas.numbers import Int
 from rustvllm.server.schemas.protocol import MAX_INPUTS, InputsRequest, PooledRequest, described
 
 _ANY = "texts"
@@ -86,5 +87,5 @@ class RerankRequest(ScoringRequest):
 
     query: OneText
     documents: Texts
-    top_n: Annotated[int, Field(ge=0)] | None = described("Give the best so many; 0 or left out: all.", minimum=0)
+    top_n: Annotated[Int, Field(ge=0)] | None = described("Give the best so many; 0 or left out: all.", minimum=0)
     return_documents: bool | None = described("Whether results have their document's text.", True)
