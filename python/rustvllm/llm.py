@@ -83,8 +83,9 @@ class LLM(PoolingMethods):
                 first), in their order, when the step is done that made them; one that raises is called no more. The
                 samples of a request with ``n`` have the ids ``0_id``, ``1_id``, ….
             chat_template: Jinja template of :meth:`chat`, or a file with it, instead of the model's.
-            reasoning_parser: Name of the format in which the model marks its reasoning, for ``thinking_token_budget``;
-                empty and ``auto``: recognised from the chat template, ``none``: it has no reasoning.
+            reasoning_parser: Name of the format in which the model marks its reasoning, for ``thinking_token_budget``
+                and for ``structured_outputs`` of :meth:`chat`; empty and ``auto``: recognised from the chat template,
+                ``none``: it has no reasoning.
             engine_args: Any argument of :class:`~rustvllm.config.engine_args.EngineArgs`.
 
         Raises:
@@ -291,7 +292,8 @@ class LLM(PoolingMethods):
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
-        return self.enqueue(prompts, sampling_params, lora_request, priority, use_tqdm)
+        params = self._conversations.params(prompts, sampling_params)
+        return self.enqueue(prompts, params, lora_request, priority, use_tqdm)
 
     def wait_for_completion(
         self,
@@ -338,6 +340,10 @@ class LLM(PoolingMethods):
     ) -> list[RequestOutput]:
         """Answer conversations.
 
+        ``structured_outputs`` hold for the message in the channel ``final`` of a model that answers in messages
+        (gpt-oss), and behind the reasoning where ``LLM(reasoning_parser=…)`` names its format: the thoughts before it
+        are free, and part of the output. Elsewhere, and in :meth:`generate`, they hold from the first token on.
+
         Args:
             messages: One conversation, or several; each is a list of ``{"role": …, "content": …}``, with text or a list
                 of text parts as content.
@@ -374,7 +380,8 @@ class LLM(PoolingMethods):
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
-        return self.generate(prompts, sampling_params, use_tqdm, priority, lora_request)
+        params = self._conversations.params(prompts, sampling_params)
+        return self.generate(prompts, params, use_tqdm, priority, lora_request)
 
     @property
     def model_config(self) -> ModelConfig:

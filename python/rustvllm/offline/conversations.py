@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rustvllm.engine.llm_engine import LLMEngine
 from rustvllm.engine.request.prompts import PromptType, TextPrompt, with_tokenization
 from rustvllm.exceptions import ConfigError, InvalidRequestError
-from rustvllm.offline.prompts import check_no_media
+from rustvllm.offline.prompts import check_no_media, params_of_each
+from rustvllm.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from rustvllm.text.chat_renderer import ChatRenderer
@@ -111,6 +112,36 @@ class Conversations:
                 prompt["multi_modal_data"] = {"image": found.found}
             prompts.append(prompt)
         return with_tokenization(prompts, tokenization)
+
+    def params(self, prompts: Sequence[PromptType], given: Any) -> Any:
+        """Sampling parameters of conversations, in which ``structured_outputs`` leave thoughts free as chats do.
+
+        Args:
+            prompts: As :meth:`prompts` made them.
+            given: ``sampling_params`` of ``LLM.chat``.
+
+        Returns:
+            Those of each prompt; None if none were given.
+
+        Raises:
+            InvalidRequestError: They are not sampling parameters, or not as many as there are prompts.
+        """
+        if given is None:
+            return None
+        every = params_of_each(given, len(prompts), (SamplingParams, BeamSearchParams), "sampling_params")
+        thinking, made = self._engine.input_processor.thinking, list[Any]()
+        before = changed = None
+        for own, prompt in zip(every, prompts, strict=True):
+            if not isinstance(own, SamplingParams) or own.structured_outputs is None:
+                made.append(own)
+                continue
+            assert isinstance(prompt, Mapping)
+            new = thinking.of_chat(own, prompt["prompt"])
+            if own is before and changed is not None and new.structured_outputs == changed.structured_outputs:
+                new = changed  # neighbours share what their parameters become
+            before, changed = own, new
+            made.append(new)
+        return made
 
     def score_renderer(self, chat_template: str | None) -> "ChatRenderer | None":
         """Renders a call's template of pairs, or the ``LLM``'s; None if there is neither: a model's own is for chats.

@@ -7,7 +7,12 @@ from typing import Any, Final
 from rustvllm import _core
 from rustvllm.exceptions import ConfigError
 from rustvllm.parameter_checks import shown
-from rustvllm.sampling_params.structured_outputs import ThinkingGate
+from rustvllm.sampling_params.structured_outputs import (
+    GatedOutputs,
+    MessageOutputs,
+    StructuredOutputsParams,
+    ThinkingGate,
+)
 
 Tools = _core.Tools
 TurnParser = _core.TurnParser
@@ -72,6 +77,27 @@ class TurnFormats:
     def begins_within(self, prompt: str) -> bool:
         """Whether an answer to this prompt begins within the reasoning."""
         return self.reasoning is not None and _core.begins_within_reasoning(self.reasoning, prompt)
+
+    def behind_thoughts(
+        self, wanted: StructuredOutputsParams, prompt: str, budget: int | None = None
+    ) -> StructuredOutputsParams:
+        """What all of an answer to this prompt must be, so that what follows its thoughts is ``wanted``.
+
+        Args:
+            wanted: What the answer must be.
+            prompt: Text of the prompt.
+            budget: Most tokens of reasoning; None: no limit.
+
+        Returns:
+            ``wanted`` itself where it holds from the first token on: the model marks no thoughts, or marks them with
+            several tokens, or the prompt has ended them.
+        """
+        gate, begins_within = self.thinking_gate(prompt, budget), self.begins_within(prompt)
+        if gate is None and self.has_messages and (begins_within or not self.continues_message(prompt)):
+            return MessageOutputs(answer=wanted, marker_ids=self.marker_ids, begins_within=begins_within)
+        if gate is None or self.has_thought(prompt):
+            return wanted
+        return GatedOutputs(gate=gate, answer=wanted)
 
 
 def find_turn_formats(

@@ -1,4 +1,4 @@
-""":class:`ThinkingGates`: the limit that ``thinking_token_budget`` sets to a request's thoughts."""
+""":class:`ThinkingGates`: how a budget of thoughts, and a format of the output, leave room for a request's thoughts."""
 
 from typing import Final
 
@@ -23,6 +23,7 @@ class ThinkingGates:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._formats: TurnFormats | None = None
+        self._is_named = False
 
     @property
     def formats(self) -> TurnFormats:
@@ -45,7 +46,26 @@ class ThinkingGates:
         """
         own = getattr(self._tokenizer, "chat_template", None), getattr(self._tokenizer, "tool_template", None)
         text = template or "\n".join(filter(None, own))
+        self._is_named = reasoning_parser not in (AUTO, NONE)
         self._formats = find_turn_formats(text, self._tokenizer, NONE, reasoning_parser)
+
+    def of_chat(self, params: SamplingParams, prompt: str) -> SamplingParams:
+        """Parameters of an answer to a rendered conversation: what its output must be leaves its thoughts free.
+
+        This holds for a model whose every answer is in messages (gpt-oss), and where the format of thoughts was named.
+        Otherwise the text of an output is the format and nothing else, which a caller may rely on.
+
+        Args:
+            params: As they were given. A budget of thoughts is seen to by :meth:`gate`.
+            prompt: Text of the prompt.
+        """
+        wanted = params.structured_outputs
+        if wanted is None or params.thinking_token_budget not in (None, -1):
+            return params
+        if not (self.formats.has_messages or self._is_named):
+            return params
+        whole = self.formats.behind_thoughts(wanted, prompt)
+        return params if whole is wanted else params.clone(structured_outputs=whole)
 
     def check(self, params: SamplingParams) -> None:
         """Refuse a budget for a model whose thoughts have no marks of one token each.

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.outputs import CompletionOutput, PromptIds, RequestOutput
-from rustvllm.sampling_params.structured_outputs import GatedOutputs, MessageOutputs
+from rustvllm.sampling_params.structured_outputs import GatedOutputs
 from rustvllm.server.answers import nulls
 from rustvllm.server.answers.logprobs import chat_logprobs, shown_prompt_logprobs
 from rustvllm.server.answers.turn import REASONING_FIELDS, TurnReaders, TurnReading
@@ -149,21 +149,22 @@ class ChatFace(Face[ChatCompletionRequest]):
         budget = self._thinking_budget()
         if use is None and formats.reasoning is None:
             return
-        gate = formats.thinking_gate(prompt, budget)
         begins_within = formats.begins_within(prompt)
         if use is None and wanted is not None:
-            has_messages = gate is None and formats.has_messages
-            if has_messages and (begins_within or not formats.continues_message(prompt)):
-                wanted = MessageOutputs(answer=wanted, marker_ids=formats.marker_ids, begins_within=begins_within)
-                self.params = replace(self.params, structured_outputs=wanted)
-            elif gate is None or formats.has_thought(prompt):
+            whole = formats.behind_thoughts(wanted, prompt, budget)
+            if whole is wanted:
                 return  # what the answer must be holds from its first token on: it has no thoughts
-        if use is not None:
-            if use.must_call or begins_within or not formats.continues_message(prompt):
-                wanted = call_grammar(use, formats, wanted, begins_within=begins_within, is_gated=budget is not None)
-            self.params = replace(self.params, structured_outputs=wanted)
-        if gate is not None and (budget is not None or (use is None and wanted is not None)):
-            self.params = replace(self.params, structured_outputs=GatedOutputs(gate=gate, answer=wanted))
+            self.params = replace(self.params, structured_outputs=whole)
+        else:
+            if use is not None:
+                if use.must_call or begins_within or not formats.continues_message(prompt):
+                    wanted = call_grammar(
+                        use, formats, wanted, begins_within=begins_within, is_gated=budget is not None
+                    )
+                self.params = replace(self.params, structured_outputs=wanted)
+            gate = None if budget is None else formats.thinking_gate(prompt, budget)
+            if gate is not None:
+                self.params = replace(self.params, structured_outputs=GatedOutputs(gate=gate, answer=wanted))
         if formats.marker_ids:
             self.params = replace(self.params, skip_special_tokens=False)
         reading = TurnReading(
