@@ -269,10 +269,36 @@ async def test_the_limits_are_those_of_chat(engine):
         counted = await answer_of(served, Api("count"), api.body(api.text("x")) | Api("count").body(
             Api("count").image(), Api("count").text("x" * 390)))  # fmt: skip
         assert counted["input_tokens"] > 400, "what is too long is counted all the same"
-        cut = Api("responses").body(Api("responses").image(), truncation="auto")
-        error = (await answer_of(served, Api("responses"), cut, 400))["error"]
-        assert "truncation cannot be combined with images" in error["message"]
         assert not served.seen
+
+
+async def test_a_prompt_with_images_that_may_be_cut_is_served_where_it_fits(engine):
+    """A cut could take a part of an image: what does not fit whole is refused."""
+    api, chat = Api("responses"), Api("chat")
+    async with vision(engine) as served:
+        plain = said(await answer_of(served, api, api.body(api.image(), api.text("what"))))
+        auto = said(await answer_of(served, api, api.body(api.image(), api.text("what"), truncation="auto")))
+        assert auto == plain
+        num_tokens = plain[1]
+        for keep in (-1, num_tokens, 400):
+            body = chat.body(chat.image(), chat.text("what"), truncate_prompt_tokens=keep)
+            assert said(await answer_of(served, chat, body)) == plain
+        assert [len(request.prompt_token_ids) for request in served.seen] == [num_tokens] * 5
+        assert all(request.multimodal for request in served.seen)
+        for text in ("x" * 390, "word " * 3000):  # too long with the image, and without it
+            body = api.body(api.image(), api.text(text), truncation="auto")
+            error = (await answer_of(served, api, body, 400))["error"]
+            assert error["message"].startswith("This model's maximum context length is 400 tokens")
+            assert error["message"].endswith("Shorten it: truncation does not cut a prompt with images.")
+        body = chat.body(chat.image(), chat.text("what"), truncate_prompt_tokens=num_tokens - 1)
+        error = (await answer_of(served, chat, body, 400))["error"]
+        assert error["message"] == (
+            f"truncate_prompt_tokens is {num_tokens - 1}, but the prompt has {num_tokens} tokens, and one with images "
+            "is not cut: raise truncate_prompt_tokens, or shorten the prompt"
+        )
+        body = chat.body(chat.image(), truncate_prompt_tokens=401)
+        assert "truncate_prompt_tokens is 401" in (await answer_of(served, chat, body, 400))["error"]["message"]
+        assert len(served.seen) == 5
 
 
 async def test_too_many_pixels_at_once_are_a_503_and_are_released(engine):

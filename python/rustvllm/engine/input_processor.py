@@ -163,7 +163,7 @@ class InputProcessor:
         if ids is None:
             assert self._tokenizer is not None
             if len(text) > _OFF_LOOP_CHARS:
-                self._prompt_ids.check_chars(len(text), asked.params)
+                self._prompt_ids.check_chars(len(text), asked.params, is_whole=bool(asked.given.images))
                 ids = await self._tokenizer.encode_off_loop(text, asked.given.add_special_tokens)
             else:
                 ids = self._tokenizer.encode_ids(text, asked.given.add_special_tokens)
@@ -223,14 +223,9 @@ class InputProcessor:
             given = replace(given, prediction=None)  # nothing would read it
         if given.images:
             self._images.check(given.images)
-            if params.truncate_prompt_tokens is not None:
-                raise InvalidRequestError(
-                    "truncate_prompt_tokens cannot be combined with images, which it would cut: leave it out",
-                    "truncate_prompt_tokens",
-                )
         ids = None
         if given.token_ids is not None:
-            ids = self._prompt_ids.given(given.token_ids, params)
+            ids = self._prompt_ids.given(given.token_ids, params, is_whole=bool(given.images))
         elif self._tokenizer is None:
             raise InvalidRequestError(
                 "there is no tokenizer (skip_tokenizer_init): give the prompt as token ids", "prompt"
@@ -240,7 +235,10 @@ class InputProcessor:
         return _Asked(given, ids, params, priority, tenant, began_ns)
 
     def _encoded(self, ids: _core.TokenIds, asked: _Asked) -> _core.TokenIds:
-        return self._prompt_ids.encoded(ids, asked.params, add_special_tokens=asked.given.add_special_tokens)
+        given = asked.given
+        return self._prompt_ids.encoded(
+            ids, asked.params, add_special_tokens=given.add_special_tokens, is_whole=bool(given.images)
+        )
 
     def _gate_of(self, asked: _Asked, ids: _core.TokenIds) -> ThinkingGate | None:
         if asked.params.thinking_token_budget is None:
@@ -258,7 +256,7 @@ class InputProcessor:
     ) -> EngineCoreRequest:
         params = asked.params
         if spans:
-            self._prompt_ids.check_length(len(ids), params)
+            self._prompt_ids.check_length(len(ids), params, is_whole=True)
         num_prompt_logprobs = self._num_logprobs(params.prompt_logprobs)
         if params.prompt_logprob_token_ids is not None:
             num_prompt_logprobs = max(num_prompt_logprobs, 0)  # they come with each token's own

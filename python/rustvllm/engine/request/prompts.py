@@ -171,13 +171,16 @@ class PromptIds:
         self._tokenizer = tokenizer
         self.max_token_chars = max_token_chars(tokenizer)
 
-    def encoded(self, ids: _core.TokenIds, params: EngineParams, *, add_special_tokens: bool) -> _core.TokenIds:
+    def encoded(
+        self, ids: _core.TokenIds, params: EngineParams, *, add_special_tokens: bool, is_whole: bool = False
+    ) -> _core.TokenIds:
         """The ids that a text became, as many as are kept.
 
         Args:
             ids: All of them.
             params: Of the request.
             add_special_tokens: Whether the tokenizer added its own.
+            is_whole: The prompt has images and is not cut.
 
         Raises:
             InvalidRequestError: An id is not in the vocabulary, or too many are left.
@@ -191,43 +194,75 @@ class PromptIds:
                 f"not: the model's vocabulary is 0 to {limit - 1}",
                 "prompt",
             )
+        if is_whole:
+            self.check_length(len(ids), params, is_whole=True)
+            return ids
         ends = params.pooling is not None and params.truncation_side == "right" and add_special_tokens
         keeps_end = ends and params.truncate_prompt_tokens is not None
         return self._fit(ids, params, num_appended_tokens(self._tokenizer) if keeps_end and self._tokenizer else 0)
 
-    def given(self, ids: object, params: EngineParams) -> _core.TokenIds:
+    def given(self, ids: object, params: EngineParams, *, is_whole: bool = False) -> _core.TokenIds:
         """The ids that a caller gave, as many as are kept.
+
+        Args:
+            ids: Whatever was given.
+            params: Of the request.
+            is_whole: The prompt has images and is not cut.
 
         Raises:
             InvalidRequestError: They are not a list of ids, an id is not in the vocabulary, or too many are left.
         """
-        if isinstance(ids, list | _core.TokenIds) and params.truncate_prompt_tokens is None:
-            self.check_length(len(ids), params)  # before each of them is looked at
+        if isinstance(ids, list | _core.TokenIds) and (is_whole or params.truncate_prompt_tokens is None):
+            self.check_length(len(ids), params, is_whole=is_whole)  # before each of them is looked at
             return self._known(ids)
-        return self._fit(self._known(ids), params)
+        known = self._known(ids)
+        if is_whole:
+            self.check_length(len(known), params, is_whole=True)
+            return known
+        return self._fit(known, params)
 
-    def check_chars(self, num_chars: int, params: EngineParams) -> None:
+    def check_chars(self, num_chars: int, params: EngineParams, *, is_whole: bool = False) -> None:
         """Refuse a text that cannot fit whatever its tokens are, instead of tokenising megabytes to find that out.
+
+        Args:
+            num_chars: Of the text.
+            params: Of the request.
+            is_whole: The prompt has images and is not cut.
 
         Raises:
             InvalidRequestError: Names the length and the limit.
         """
         at_least = num_chars // self.max_token_chars if self.max_token_chars else 0
         longest = self._longest(params)
-        if params.truncate_prompt_tokens is None and at_least > longest:
-            raise self._too_long(f"at least {at_least} input tokens ({num_chars} characters): at most {longest} fit")
+        if (is_whole or params.truncate_prompt_tokens is None) and at_least > longest:
+            contents = f"at least {at_least} input tokens ({num_chars} characters): at most {longest} fit"
+            raise self._too_long(contents, is_cut=is_whole and params.truncate_prompt_tokens is not None)
 
-    def check_length(self, num_tokens: int, params: EngineParams) -> None:
+    def check_length(self, num_tokens: int, params: EngineParams, *, is_whole: bool = False) -> None:
         """Refuse a prompt without tokens, or with more than fit.
+
+        Args:
+            num_tokens: Of the prompt.
+            params: Of the request.
+            is_whole: The prompt has images, and all of it has to fit what ``truncate_prompt_tokens`` leaves.
 
         Raises:
             InvalidRequestError: Names the length and the limit.
         """
         if not num_tokens:
             raise InvalidRequestError("the prompt is empty: at least one token is needed", "prompt")
-        longest = self._longest(params)
+        longest, keep = self._longest(params), params.truncate_prompt_tokens
+        if is_whole and keep is not None and keep > self._model.max_model_len:
+            raise self._keeps_too_many(keep)
         if num_tokens > longest:
-            raise self._too_long(f"{num_tokens} input tokens: at most {longest} fit")
+            contents = f"{num_tokens} input tokens: at most {longest} fit"
+            raise self._too_long(contents, is_cut=is_whole and keep is not None)
+        if is_whole and keep is not None and 0 <= keep < num_tokens:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens is {keep}, but the prompt has {num_tokens} tokens, and one with images is not "
+                "cut: raise truncate_prompt_tokens, or shorten the prompt",
+                "truncate_prompt_tokens",
+            )
 
     def context_length(self) -> str:
         """The limit as errors say it."""
@@ -281,9 +316,7 @@ class PromptIds:
         if keep == -1:
             keep = self._longest(params)
         elif keep is not None and keep > self._model.max_model_len:
-            raise InvalidRequestError(
-                f"{self.context_length()}, but truncate_prompt_tokens is {keep}.", "truncate_prompt_tokens"
-            )
+            raise self._keeps_too_many(keep)
         if keep is not None and len(ids) > keep >= num_kept_at_end > 0:
             start, end = ids[: keep - num_kept_at_end], ids[len(ids) - num_kept_at_end :]
             ids = _core.TokenIds([*start, *end])
@@ -295,8 +328,15 @@ class PromptIds:
     def _longest(self, params: EngineParams) -> int:
         return self._model.max_model_len - (params.max_tokens != 0)
 
-    def _too_long(self, contents: str) -> InvalidRequestError:
+    def _too_long(self, contents: str, *, is_cut: bool = False) -> InvalidRequestError:
+        what = "Shorten it, or set truncate_prompt_tokens."
+        if is_cut:
+            what = "Shorten it: truncate_prompt_tokens does not cut a prompt with images."
         return InvalidRequestError(
-            f"{self.context_length()}, but your prompt contains {contents}. Shorten it, or set truncate_prompt_tokens.",
-            "input_tokens",
+            f"{self.context_length()}, but your prompt contains {contents}. {what}", "input_tokens"
+        )
+
+    def _keeps_too_many(self, keep: int) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"{self.context_length()}, but truncate_prompt_tokens is {keep}.", "truncate_prompt_tokens"
         )
