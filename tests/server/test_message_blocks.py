@@ -78,6 +78,7 @@ def test_thoughts_of_neighbours_are_all_kept():
         ({"edits": [{**CLEAR, "keep": "all"}]}, "abcd"),
         ({"edits": [{**CLEAR, "keep": {"type": "all"}}]}, "abcd"),
         ({"edits": [CLEAR]}, "d"),
+        ({"edits": [{**CLEAR, "keep": None}]}, "d"),
         ({"edits": [{**CLEAR, "keep": {"type": "thinking_turns", "value": 2}}]}, "bcd"),
         ({"edits": [{**CLEAR, "keep": {"type": "thinking_turns", "value": 9}}]}, "abcd"),
     ],
@@ -229,6 +230,23 @@ def test_an_answer_that_has_not_begun_is_left_out(content):
         ({"thinking": {"type": "enabled", "budget_tokens": 50}}, {"thinking_token_budget": 50}),
         ({"thinking": {"type": "disabled"}}, {"include_reasoning": False}),
         ({"thinking": {"type": "adaptive"}}, {"thinking_token_budget": None, "include_reasoning": None}),
+        ({"thinking": {"type": "adaptive", "display": "summarized"}}, {"include_reasoning": None}),
+        (
+            {"thinking": {"type": "adaptive", "display": "omitted"}},
+            {"include_reasoning": False, "chat_template_kwargs": {"enable_thinking": True, "thinking": True}},
+        ),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 5, "display": "omitted"}},
+            {"include_reasoning": False, "thinking_token_budget": 5},
+        ),
+        (
+            {"thinking": {"type": "between_tools"}},
+            {"include_reasoning": False, "chat_template_kwargs": {"enable_thinking": False, "thinking": False}},
+        ),
+        (
+            {"thinking": {"type": "between_tools"}, "tools": [{"name": "f", "input_schema": {}}]},
+            {"include_reasoning": None, "chat_template_kwargs": {"enable_thinking": False, "thinking": False}},
+        ),
         (
             {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"thinking": 3}},
             {"chat_template_kwargs": {"enable_thinking": False, "thinking": 3}},
@@ -305,7 +323,8 @@ def test_fields_have_their_counterparts(fields, expected):
         ({"tool_choice": {}}, "tool_choice", "must be auto, any, tool"),
         ({"tool_choice": {"type": ["any"]}}, "tool_choice", "must be auto, any, tool"),
         ({"thinking": {"type": "enabled", "budget_tokens": True}}, "thinking", "budget_tokens must be a whole number"),
-        ({"thinking": {"type": "deep"}}, "thinking", "got 'deep'"),
+        ({"thinking": {"type": "deep"}}, "thinking", "adaptive, between_tools or disabled, got 'deep'"),
+        ({"thinking": {"type": "adaptive", "display": "full"}}, "thinking", "summarized or omitted, got 'full'"),
         ({"output_config": {"effort": "most"}}, "output_config", "effort must be one of none, minimal"),
         ({"output_config": {"format": {"type": "text"}}}, "output_config", "must have the type 'json_schema'"),
         ({"metadata": {"user_id": 5}}, "metadata", "user_id must be a string"),

@@ -51,7 +51,7 @@ def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
             raise InvalidRequestError(f"max_tokens must be at least 1, got {body.max_tokens}.", "max_tokens")
         fields |= {name: value for name in _PASSED_ON if (value := getattr(body, name)) is not None}
         fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or None, "user": _user(body.metadata)}
-    thinking, variables = _thinking(body.thinking)
+    thinking, variables = _thinking(body.thinking, has_tools=bool(body.tools))
     fields |= thinking
     if variables or body.chat_template_kwargs:
         fields["chat_template_kwargs"] = {**variables, **(body.chat_template_kwargs or {})}
@@ -269,26 +269,32 @@ def _choice(choice: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"tool_choice": _CHOICES[kind], **fields}
 
 
-def _thinking(thinking: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _thinking(thinking: Mapping[str, Any] | None, *, has_tools: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of the request, and variables of the template, that ask for thoughts or for none."""
     if thinking is None:
         return {}, {}
-    kind = thinking.get("type")
-    if kind == "disabled":
-        return {"include_reasoning": False}, {"enable_thinking": False, "thinking": False}
-    wanted = {"enable_thinking": True, "thinking": True}
-    if kind == "adaptive":
-        return {}, wanted
-    budget = thinking.get("budget_tokens")
-    if kind != "enabled":
+    kind, display = thinking.get("type"), thinking.get("display")
+    if kind in ("disabled", "between_tools"):
+        # The latter is Anthropic's for no thoughts before the answer; notes between calls of tools are still shown.
+        shows = kind == "between_tools" and has_tools
+        return {} if shows else {"include_reasoning": False}, {"enable_thinking": False, "thinking": False}
+    if kind not in ("enabled", "adaptive"):
         raise InvalidRequestError(
-            f"thinking.type must be enabled (with budget_tokens), adaptive or disabled, got {shown(kind)}.", "thinking"
+            "thinking.type must be enabled (with budget_tokens), adaptive, between_tools or disabled, got "
+            f"{shown(kind)}.",
+            "thinking",
         )
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
-        raise InvalidRequestError(
-            f"thinking.budget_tokens must be a whole number of at least 1, got {shown(budget)}.", "thinking"
-        )
-    return {"thinking_token_budget": budget}, wanted
+    if display not in (None, "summarized", "omitted"):
+        raise InvalidRequestError(f"thinking.display must be summarized or omitted, got {shown(display)}.", "thinking")
+    fields: dict[str, Any] = {"include_reasoning": False} if display == "omitted" else {}
+    if kind == "enabled":
+        budget = thinking.get("budget_tokens")
+        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+            raise InvalidRequestError(
+                f"thinking.budget_tokens must be a whole number of at least 1, got {shown(budget)}.", "thinking"
+            )
+        fields["thinking_token_budget"] = budget
+    return fields, {"enable_thinking": True, "thinking": True}
 
 
 def _turns_with_thoughts(management: Mapping[str, Any] | None) -> int | None:
@@ -306,7 +312,9 @@ def _turns_with_thoughts(management: Mapping[str, Any] | None) -> int | None:
                 "the messages that count.",
                 "context_management",
             )
-        keep = edit.get("keep", {"type": "thinking_turns", "value": 1})
+        keep = edit.get("keep")
+        if keep is None:
+            keep = {"type": "thinking_turns", "value": 1}
         if keep in ("all", {"type": "all"}):
             continue
         kept = keep.get("value") if isinstance(keep, dict) and keep.get("type") == "thinking_turns" else None

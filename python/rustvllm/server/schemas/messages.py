@@ -36,7 +36,8 @@ class CountTokensRequest(BaseModel):
         "text. `disable_parallel_tool_use`: one call at most."
     )
     thinking: dict[str, Any] | None = described(
-        "`type` `enabled` with `budget_tokens`, `adaptive`, or `disabled`; the default is the chat template's."
+        "`type` `enabled` with `budget_tokens`, `adaptive`, `between_tools`, or `disabled`; the default is the chat "
+        "template's. `display` `omitted` leaves thoughts out of the answer."
     )
     output_config: dict[str, Any] | None = described(
         "`effort`, for the chat template; `format`: `type` `json_schema` and `schema`, which the answer obeys."
