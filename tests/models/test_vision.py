@@ -2,13 +2,16 @@
 
 import base64
 import io
+import re
 
 import numpy as np
 import pytest
 
 import vision_checkpoints
 from rustvllm import LLM, SamplingParams
+from rustvllm.cli.journey_page import JourneyPage
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.observe.trace.journey import RequestJourney
 from vision_checkpoints import KINDS, QWEN_PROCESSOR, greedy, picture, processor_of
 
 pytest.importorskip("PIL", reason="images need Pillow (the extra rustvllm[vision])")
@@ -355,10 +358,43 @@ def test_what_is_refused(checkpoints):
     refused({"prompt": "<image>", "multi_modal_data": {"image": closed}}, "image 1 cannot be decoded: Operation on")
     refused({"prompt": "<image>", "multi_modal_data": {"video": [image]}}, "'video', which is not supported yet")
     refused({"prompt": "<image>", "multi_modal_data": [image]}, "must be a dict such as")
-    refused(prompt_of([image]), "truncate_prompt_tokens cannot be combined with images", truncate_prompt_tokens=5)
+    refused(
+        prompt_of([image]), r"_tokens is 5, but the prompt has \d+ tokens, and one with im", truncate_prompt_tokens=5
+    )
     refused(prompt_of([image], "x" * 380), "maximum context length is 400 tokens")
     # Without images the mark is a token like any other.
     assert llm.generate("an <image> of words", SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_a_journey_shows_the_time_of_the_tower(checkpoints):
+    folder, *_ = checkpoints("smolvlm")
+    told, lines = [], []
+    llm = start(folder, trace=told.append, max_num_batched_tokens=64)
+    page = JourneyPage(llm.llm_engine, lines.append, use_color=False)
+    parts, pages = [], []
+    for prompt in (prompt_of([picture(1), picture(2)]), prompt_of([picture(1)]), prompt_of([])):
+        first = len(told)
+        [output] = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), use_tqdm=False)
+        records = RequestJourney.of(output.request_id, told[first:]).records
+        ran = [record for record in records if record.event == "ran"]
+        assert len(ran) >= 2
+        parts.append([record.extras.get("images_us") for record in ran])
+        for record in ran:
+            in_parts = [record.extras.get(name, 0) for name in ("prepare_us", "images_us", "forward_us")]
+            assert min(in_parts) >= 0
+            assert sum(in_parts) == pytest.approx(record.duration_ns / 1e3)
+        lines.clear()
+        page.begin(output.request_id, "see")
+        for record in records:
+            page.show(record)
+        pages.append("\n".join(lines))
+    two, again, none = parts
+    assert two[0] > 0
+    assert two[-1] is None, "a decode computes no image"
+    assert again == [None] * len(again), "the features are known"
+    assert none == [None] * len(none)
+    assert re.search(r"tokens: prepare \d+, images \d+,\s+forward \d+", pages[0]), pages[0]
+    assert "images" not in pages[1] + pages[2]
 
 
 def test_a_text_model_sees_no_images():

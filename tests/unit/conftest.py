@@ -38,6 +38,7 @@ class ToyExecutor:
         self.gate.set()
         self.step_seconds = 0.0
         self.forward_ns = 0
+        self.tower_ns = 0
         self.was_shut_down = False
         self.on_step = None
 

@@ -191,12 +191,13 @@ class JourneyPage:
         self._show_schedule(planned, mine)
         others = planned.extras["num_reqs"] - 1
         company = f", with {_count(others, 'neighbour')}" if others else ""
+        of_images = f", images {ran.extras['images_us']:.0f}" if "images_us" in ran.extras else ""
         in_device = f", wait {sampled.extras['wait_us']:.0f}" if sampled.extras["wait_us"] >= 100 else ""
         self._line(
             "  execute",
             (ran.duration_ns or 0) + (sampled.duration_ns or 0),
             f"{_count(planned.extras['num_scheduled_tokens'], 'token')}{company}: prepare "
-            f"{ran.extras['prepare_us']:.0f}, forward {ran.extras['forward_us']:.0f}, sample "
+            f"{ran.extras['prepare_us']:.0f}{of_images}, forward {ran.extras['forward_us']:.0f}, sample "
             f"{sampled.extras['sample_us']:.0f}{in_device} µs",
         )
         if verified := self._verified.pop(step, None):

@@ -173,7 +173,7 @@ class EngineCore:
             if output.num_structured_output_reqs and not self._update_launched():
                 return None
             sampled = self._sample(output)
-        times.end_launch(self.executor.forward_ns)
+        times.end_launch(self.executor.forward_ns, self.executor.tower_ns)
         return LaunchedStep(output, sampled, times)
 
     def _check_executor(self) -> None:

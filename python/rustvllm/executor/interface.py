@@ -30,6 +30,10 @@ class Executor(Protocol):
     def forward_ns(self) -> int:
         """When the model began to run the last step (ns, monotonic); 0 if there was none, or if it is not measured."""
 
+    @property
+    def tower_ns(self) -> int:
+        """Time of the last step in which features of images were computed, before its forward pass (ns)."""
+
     def load_model(self) -> None:
         """Prepare everything that does not depend on the number of blocks."""
 

@@ -90,9 +90,11 @@ class SimExecutor:
     Attributes:
         words: int32; the ids that can be sampled.
         forward_ns: Always 0, because no model runs.
+        tower_ns: Likewise.
     """
 
     forward_ns = 0
+    tower_ns = 0
 
     def __init__(self, config: EngineConfig, sim: SimConfig) -> None:
         self._config = config

@@ -56,6 +56,11 @@ class UniProcExecutor:
         """When the model began to run the last step (ns, monotonic)."""
         return self._runner.forward_ns
 
+    @property
+    def tower_ns(self) -> int:
+        """Time of the last step in which features of images were computed, before its forward pass (ns)."""
+        return self._runner.tower_ns
+
     def load_model(self) -> None:
         """Load the weights.
 

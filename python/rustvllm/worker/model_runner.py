@@ -141,6 +141,11 @@ class GPUModelRunner:
         with self.computing():
             self._execute(output)
 
+    @property
+    def tower_ns(self) -> int:
+        """Time of the last step in which features of images were computed, before its forward pass (ns)."""
+        return 0 if self.images is None else self.images.tower_ns
+
     def computing(self) -> AbstractContextManager[object]:
         """Make the compute stream, and so its device, the current one: the calling program may have set another."""
         return nullcontext() if self.streams is None else self.streams.use(self.streams.compute)

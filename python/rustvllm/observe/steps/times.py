@@ -32,6 +32,7 @@ class StepTimes:
         launched_ns: Sampling has returned.
         done_ns: The sampled ids are on the host, or the step has failed.
         end_ns: The scheduler has processed the ids.
+        tower_ns: How much of the time from ``prepare_ns`` to ``forward_ns`` computed features of images.
     """
 
     step: int
@@ -44,16 +45,19 @@ class StepTimes:
     launched_ns: int = 0
     done_ns: int = 0
     end_ns: int = 0
+    tower_ns: int = 0
 
-    def end_launch(self, forward_ns: int) -> None:
+    def end_launch(self, forward_ns: int, tower_ns: int = 0) -> None:
         """Note that forward pass and sampling have returned or raised; a failed launch uses its end for later parts.
 
         Args:
             forward_ns: When the model began to run, from the executor; that of an older step if this one failed before.
+            tower_ns: Time in which features of images were computed before that; likewise.
         """
         self.launched_ns = monotonic_ns()
         self.sample_ns = self.sample_ns or self.launched_ns
         self.forward_ns = min(max(forward_ns, self.prepare_ns), self.sample_ns)
+        self.tower_ns = min(tower_ns, self.forward_ns - self.prepare_ns)
 
     def until_done(self) -> tuple[int, int, int, int, int, int]:
         """``schedule_ns`` to ``done_ns``, in the order of ``Scheduler.record_step_times``."""

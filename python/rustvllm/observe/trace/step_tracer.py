@@ -63,7 +63,8 @@ class StepTracer:
                 step=step,
                 duration_ns=times.sample_ns - times.prepare_ns,
                 extras={
-                    "prepare_us": (times.forward_ns - times.prepare_ns) / 1e3,
+                    "prepare_us": (times.forward_ns - times.prepare_ns - times.tower_ns) / 1e3,
+                    **({"images_us": times.tower_ns / 1e3} if times.tower_ns else {}),
                     "forward_us": (times.sample_ns - times.forward_ns) / 1e3,
                 },
             ),
