@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 import simulated_pooling
-from asgi_client import assert_error, serving
+from asgi_client import assert_error, leaving, serving
 from loop_watch import never_long
 from server_process import REAL, ServerProcess
 from simulated_pooling import SIM, simulated_server
@@ -335,18 +335,34 @@ async def test_metrics_and_the_document_know_them():
         assert schema == {"$ref": f"#/components/schemas/{name}Request"}
 
 
-async def test_a_client_that_leaves_frees_its_requests():
-    async with pooling(RERANKER, sim_step_time=20.0) as (client, engine):
-        body = {"query": "word " * 100, "documents": ["word " * 100] * 300}
-        task = asyncio.create_task(client.post("/rerank", json=body))
-        for _ in range(400):
+@pytest.mark.parametrize(
+    ("options", "path", "body"),
+    [
+        (EMBED, "/v1/embeddings", {"input": ["word " * 100] * 300}),
+        (CLASSIFIER, "/classify", {"input": ["word " * 100] * 300}),
+        (RERANKER, "/score", {"text_1": "word " * 100, "text_2": ["word " * 100] * 300}),
+        (EMBED, "/score", {"text_1": "a", "text_2": [f"{number} " * 50 for number in range(300)]}),
+        (RERANKER, "/rerank", {"query": "word " * 100, "documents": ["word " * 100] * 300}),
+    ],
+    ids=["embeddings", "classes", "scores", "cosines", "ranks"],
+)
+async def test_a_client_that_leaves_ends_its_requests(options, path, body):
+    async with pooling(options, sim_step_time=20.0) as (client, engine):
+        gone = asyncio.Event()
+        task = asyncio.create_task(leaving(client._transport.app, path, body, gone))
+        for _ in range(2000):
             if (await engine.current_stats())["num_running"]:
                 break
             await asyncio.sleep(0.005)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        assert (await engine.current_stats())["num_running"]
+        assert engine_state(client).engine_request_ids
+        gone.set()
+        sent = await task
+        assert [message["status"] for message in sent if "status" in message] in ([], [499])
         stats = await until_idle(engine)
         assert stats["num_free_blocks"] == stats["num_usable_blocks"]
+        assert stats["num_generation_tokens"] == 0
+        assert not engine_state(client).engine_request_ids
 
 
 @pytest.mark.parametrize(
