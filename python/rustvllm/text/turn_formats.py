@@ -23,6 +23,7 @@ AUTO: Final = "auto"
 NONE: Final = "none"
 _MESSAGE_MARK: Final = "<|message|>"
 _ANSWER_HEAD: Final = "<|start|>assistant"
+_HEAD_MARKS: Final = ("<|start|>", "<|channel|>", "<|constrain|>")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class TurnFormats:
     reasoning_ids: tuple[int, int] | None = None
     reasoning_end_ids: tuple[int, ...] = ()
     has_messages: bool = False
+
+    @property
+    def head_ids(self) -> tuple[int, ...]:
+        """Ids of the markers behind which stand words of a message's head, which belong to no text."""
+        return tuple(self.marker_ids[mark] for mark in _HEAD_MARKS if self.has_messages and mark in self.marker_ids)
 
     def thinking_gate(self, prompt: str, budget: int | None) -> ThinkingGate | None:
         """Describe the reasoning of an answer to this prompt; None unless each marker is one token.

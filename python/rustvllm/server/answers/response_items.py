@@ -191,9 +191,12 @@ class LogprobPieces:
         self._logprobs = logprobs
         self._is_read = reader is not None
         self._markers: frozenset[int] = frozenset()  # tokens that belong to no item
+        self._heads: frozenset[int] = frozenset()  # those of them behind which stand words of a message's head
+        self._is_in_head = False
         if reader is not None:
             formats = reader.reading.formats
             self._markers = frozenset({*formats.marker_ids.values(), *(formats.reasoning_ids or ())})
+            self._heads = frozenset(formats.head_ids)
         self._num_chars = 0
 
     def of(self, completion: CompletionOutput) -> Iterator[tuple[str, Sequence[Any]]]:
@@ -207,7 +210,10 @@ class LogprobPieces:
             ends = [max(offset - before, 0) for offset in offsets[1:]] + [len(text)]
             begin = 0
             for token_id, logprob, end in zip(completion.token_ids, shown, ends, strict=True):
-                yield text[begin:end], () if token_id in self._markers else (logprob,)
+                is_marker = token_id in self._markers
+                if is_marker:
+                    self._is_in_head = token_id in self._heads
+                yield text[begin:end], () if is_marker or self._is_in_head else (logprob,)
                 begin = max(begin, end)
         self._num_chars += len(text)
 
