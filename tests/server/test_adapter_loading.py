@@ -258,6 +258,7 @@ def test_what_cannot_be_loaded(server, world, body, status, message):
         body = {**body, "lora_path": str(outside)}
     answer = post(server, "/v1/load_lora_adapter", **body)
     assert answer.status_code == status, answer.text
+    assert answer.text.count("lora_path '") <= 1, "the path is named once"
     assert message in answer.json()["error"]["message"]
     assert "x" not in names(server)
 

@@ -222,3 +222,59 @@ def test_no_server(capsys, url, says):
 def test_an_unknown_model_is_the_servers_word(capsys, url):
     assert complete(url, "ab", "--model-name", "nothing") == 1
     assert "404 The model `nothing` does not exist." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["sk-plain", "schlüssel", "ключ-€"])
+def test_a_key_travels_in_utf_8_as_servers_read_it(silent, key):
+    silent.body, silent.seen[:] = b"data: [DONE]\n\n", []
+    assert main(["complete", "--url", silent.url, "--model-name", "m", "--api-key", key, "-q", "a"]) == 0
+    [(_, headers, _)] = silent.seen
+    assert headers["Authorization"].encode("latin-1").decode() == f"Bearer {key}"
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+@pytest.mark.parametrize("key", ["sk-hush\n", "sk-hush\r", "sk hush", "sk-hush\x00", "sk-hush\udcff"])
+def test_a_key_that_no_header_carries_is_refused_without_being_shown(capsys, monkeypatch, silent, command, key):
+    silent.seen.clear()
+    if "\0" in key:
+        argv = ["--api-key", key]
+    else:
+        argv = []
+        monkeypatch.setenv("RUSTVLLM_API_KEY", key)
+    assert main([command, "--url", silent.url, "--model-name", "m", "-q", "a", *argv]) == 1
+    said = capsys.readouterr()
+    assert "the API key has a space or a control character at position " in said.err
+    assert "hush" not in said.out + said.err
+    assert silent.seen == []
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        ("null", "an event that is not a JSON object: b'null'"),
+        ("[1]", "an event that is not a JSON object: b'[1]'"),
+        ('{"choices": [1]}', "an event whose choices are not a list of objects: [1]"),
+        ('{"choices": {"a": 1}}', "an event whose choices are not a list of objects: {'a': 1}"),
+        ('{"choices": null, "usage": {}}', None),
+        ('{"choices": [{}]}', None),
+        ('{"choices": [{"delta": null, "text": null}], "error": null}', None),
+    ],
+)
+def test_events_of_other_servers_break_nothing(capsys, silent, command, event, says):
+    silent.body = f"data: {event}\n\ndata: [DONE]\n\n".encode()
+    code = main([command, "--url", silent.url, "--model-name", "m", "-q", "a"])
+    said = capsys.readouterr()
+    if says is None:
+        assert (code, said.out, said.err) == (0, "\n", "")
+    else:
+        assert (code, said.err.count("\n")) == (1, 1)
+        assert says in said.err
+
+
+def test_thoughts_are_read_by_their_older_name_too(capsys, silent):
+    deltas = [{"reasoning_content": "Hm"}, {"content": "Yes"}]
+    events = [json.dumps({"choices": [{"delta": delta}]}) for delta in deltas]
+    silent.body = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode()
+    assert main(["chat", "--url", silent.url, "--model-name", "m", "-q", "a"]) == 0
+    assert capsys.readouterr().out == "(Hm)\nYes\n"

@@ -32,7 +32,7 @@ class ApiClient:
         model: Name of the model; None takes the server's first.
 
     Raises:
-        ApiError: No such URL.
+        ApiError: The URL is of another kind, or the key has characters that no header carries.
     """
 
     def __init__(self, url: str, api_key: str | None = None, model: str | None = None) -> None:
@@ -41,7 +41,7 @@ class ApiClient:
         self._url = url.rstrip("/").removesuffix("/v1").rstrip("/") + "/v1"
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            self._headers["Authorization"] = _bearer(api_key)
         self._model = model
 
     @property
@@ -86,7 +86,9 @@ class ApiClient:
                     if data == b"[DONE]":
                         return
                     event = json.loads(data)
-                    if "error" in event:
+                    if not isinstance(event, dict):
+                        raise ApiError(f"the server sent an event that is not a JSON object: {data[:80]!r}")
+                    if event.get("error"):
                         raise ApiError(_message(event["error"]))
                     yield event
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -104,6 +106,29 @@ class ApiClient:
             reason = getattr(error, "reason", error)
             raise ApiError(f"cannot reach {self._url}: {reason}; is the server running, and is --url right?") from error
         return response
+
+
+def choices_of(event: Mapping[str, Any]) -> list[Any]:
+    """The choices of an event; none of one that has only ``usage``, for which some servers write null.
+
+    Raises:
+        ApiError: They are not a list of objects.
+    """
+    choices = event.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise ApiError(f"the server sent an event whose choices are not a list of objects: {choices!r:.80}")
+    return choices
+
+
+def _bearer(api_key: str) -> str:
+    """The header's value: the key in UTF-8, whose bytes :mod:`http.client` takes as characters."""
+    wrong = next((at for at, sign in enumerate(api_key) if sign == " " or not sign.isprintable()), None)
+    if wrong is not None:
+        raise ApiError(
+            f"the API key has a space or a control character at position {wrong} of {len(api_key)}, from 0; no HTTP "
+            "header carries it (a line end of a file, perhaps)"
+        )
+    return f"Bearer {api_key}".encode().decode("latin-1")
 
 
 def add_client_flags(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rustvllm.cli.api_client import ApiClient, ApiError, add_client_flags, make_client, sampling
+from rustvllm.cli.api_client import ApiClient, ApiError, add_client_flags, choices_of, make_client, sampling
 from rustvllm.cli.dialogue import EXIT_FAILURE, hold_dialogue
 from rustvllm.cli.parser import FlexibleArgumentParser
 
@@ -120,12 +120,13 @@ class Conversation:
         try:
             body = {"messages": self.messages, **self._parameters}
             for event in self._client.stream("/chat/completions", body):
-                for choice in event.get("choices", []):
-                    if thought := choice["delta"].get("reasoning"):
+                for choice in choices_of(event):
+                    delta = choice.get("delta") or {}
+                    if thought := delta.get("reasoning") or delta.get("reasoning_content"):
                         yield thought if is_thinking else f"({thought}"
                         is_thinking = True
-                    piece = choice["delta"].get("content") or ""
-                    parts = choice["delta"].get("tool_calls") or []
+                    piece = delta.get("content") or ""
+                    parts = delta.get("tool_calls") or []
                     if (piece or parts) and is_thinking:
                         is_thinking = False
                         yield ")\n"

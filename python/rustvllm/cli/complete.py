@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Generator, Sequence
 
-from rustvllm.cli.api_client import ApiError, add_client_flags, make_client, sampling
+from rustvllm.cli.api_client import ApiError, add_client_flags, choices_of, make_client, sampling
 from rustvllm.cli.dialogue import EXIT_FAILURE, hold_dialogue
 from rustvllm.cli.parser import FlexibleArgumentParser
 
@@ -28,6 +28,6 @@ def complete(argv: Sequence[str]) -> int:
 
     def answer(text: str) -> Generator[str]:
         for event in client.stream("/completions", {"prompt": text, **sampling(args)}):
-            yield from (choice["text"] for choice in event.get("choices", []))
+            yield from (choice.get("text") or "" for choice in choices_of(event))
 
     return hold_dialogue(PROGRAM, args.quick, answer)

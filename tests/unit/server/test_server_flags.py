@@ -257,6 +257,7 @@ def test_root_path(path):
         (["--lora-hub", "acme", "**"], "or *, got '**'"),
         (["--root-path", "a"], "must begin with / and not end with /"),
         (["--root-path", "/a/"], "must begin with / and not end with /"),
+        *((["--root-path", f"/a{sign}b"], f"without a space, ?, # and %, got '/a{sign}b'") for sign in " ?#%"),
         (["--tool-call-parser", "x"], "has no format 'x'; the formats are auto, none, "),
         (["--reasoning-parser", "hermes"], "has no format 'hermes'; the formats are auto, none, "),
         (["--tool-parser-plugin", "x.py"], "--tool-parser-plugin x.py is not supported yet"),

@@ -16,7 +16,13 @@ from rustvllm import _core
 from rustvllm.cli.api_client import ApiClient
 from rustvllm.cli.bench.arguments import number_of, seconds, whole_number
 from rustvllm.cli.bench.datasets.known_texts import DRAFT_DATASETS, known_texts
-from rustvllm.cli.bench.datasets.lengths import DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN, choose_lengths
+from rustvllm.cli.bench.datasets.lengths import (
+    DEFAULT_INPUT_LEN,
+    DEFAULT_OUTPUT_LEN,
+    DEFAULT_PREFIX_LEN,
+    choose_lengths,
+    default_prefix_len,
+)
 from rustvllm.cli.bench.datasets.sharegpt import read_sharegpt
 from rustvllm.cli.bench.report.machine import require_release_build
 from rustvllm.cli.bench.report.output import check_output, publish
@@ -30,6 +36,8 @@ ENDPOINTS: Final = ("/v1/completions", "/v1/chat/completions")
 DATASETS: Final = ("random", "prefix", *DRAFT_DATASETS, "sharegpt", "trace")
 API_KEY_VARIABLES: Final = ("RUSTVLLM_API_KEY", "OPENAI_API_KEY")
 """Where the server's key is looked for, in this order; never on the command line, which other users can read."""
+_TOKENS_PER_KNOWN_WORD: Final = 2
+"""Of the texts of ``repeat`` and ``edit``, in most vocabularies."""
 DEFAULT_VOCAB_SIZE: Final = 256
 """Every model has that many token ids."""
 
@@ -51,7 +59,11 @@ def make_parser() -> FlexibleArgumentParser:
 
 def _add_server_args(group: argparse._ArgumentGroup) -> None:
     """Add the flags that say where the server is, and what is asked of it."""
-    group.add_argument("--base-url", metavar="URL", help="http://HOST:PORT; takes precedence over --host and --port")
+    group.add_argument(
+        "--base-url",
+        metavar="URL",
+        help="http://HOST:PORT, with or without /v1; takes precedence over --host and --port",
+    )
     group.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
     group.add_argument("--port", type=whole_number(1, 65535), default="8000", metavar="N", help="(default: 8000)")
     group.add_argument("--endpoint", choices=ENDPOINTS, default=ENDPOINTS[0], help="(default: %(default)s)")
@@ -121,8 +133,8 @@ def _add_data_args(group: argparse._ArgumentGroup) -> None:
             other,
             type=whole_number(1),
             metavar="N",
-            help=f"tokens of each {what}; approximate with repeat and edit (default: {default}; with random and "
-            f"prefix fewer if the context is shorter)",
+            help=f"tokens of each {what}; approximate with repeat and edit (default: {default}; fewer if the "
+            "context is shorter)",
         )
     group.add_argument(
         "--prefix-len",
@@ -130,7 +142,7 @@ def _add_data_args(group: argparse._ArgumentGroup) -> None:
         type=whole_number(0),
         default="0",
         metavar="N",
-        help="tokens of the prefix that prompts share (default: 0; with prefix: 256)",
+        help="tokens of the prefix that prompts share (default: 0; with prefix 256, fewer if the context is shorter)",
     )
     group.add_argument(
         "--num-prefixes",
@@ -225,7 +237,8 @@ def bench_serve(argv: Sequence[str]) -> int:
         parser.refuse_unknown(unknown)
     require_release_build()
     _check_data_set(args)
-    base_url = args.base_url or f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{args.port}"
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    base_url = _without_version(args.base_url) or f"http://{host}:{args.port}"
     api_key = next((os.environ[name] for name in API_KEY_VARIABLES if os.environ.get(name)), None)
     check_output(args.output_json)
     _allow_many_connections()
@@ -280,17 +293,23 @@ def _data_set(args: argparse.Namespace, base_url: str, model: str, api_key: str 
     name = args.dataset_name
     if name in ("random", "prefix"):
         is_prefix = name == "prefix"
-        prefix_len = args.prefix_len or (256 if is_prefix else 0)
+        context_len = ApiClient(base_url, api_key, model).context_len()
+        prefix_len = args.prefix_len
+        if is_prefix and not prefix_len:
+            prefix_len = default_prefix_len(context_len, is_text=vocab_size is None)
+            if prefix_len < DEFAULT_PREFIX_LEN:
+                unit = "words" if vocab_size is None else "tokens"
+                _note(f"prefixes have {prefix_len} {unit} instead of {DEFAULT_PREFIX_LEN}: the context is short")
         lengths = choose_lengths(
             args.random_input_len,
             args.random_output_len,
             prefix_len=prefix_len,
             range_ratio=args.random_range_ratio,
             is_text=vocab_size is None,
-            context_len=ApiClient(base_url, api_key, model).context_len(),
+            context_len=context_len,
         )
         if lengths.note:
-            print(f"{PROGRAM}: {lengths.note}", file=sys.stderr)
+            _note(lengths.note)
         return {
             "vocab_size": vocab_size,
             "random": {
@@ -302,14 +321,33 @@ def _data_set(args: argparse.Namespace, base_url: str, model: str, api_key: str 
             },
         }
     if name in DRAFT_DATASETS:
-        input_len, output_len = args.random_input_len or DEFAULT_INPUT_LEN, args.random_output_len or DEFAULT_OUTPUT_LEN
-        # About two tokens to a word of them.
-        shown = known_texts(name, args.num_prompts, input_len // 2, args.seed)
-        return {"texts": [(text, output_len) for text in shown]}
+        given = args.random_input_len
+        lengths = choose_lengths(
+            None if given is None else max(1, given // _TOKENS_PER_KNOWN_WORD),
+            args.random_output_len,
+            prefix_len=0,
+            range_ratio=0.0,
+            is_text=True,
+            context_len=ApiClient(base_url, api_key, model).context_len(),
+            default_input_len=DEFAULT_INPUT_LEN // _TOKENS_PER_KNOWN_WORD,
+        )
+        if lengths.note:
+            _note(lengths.note)
+        shown = known_texts(name, args.num_prompts, lengths.input_len, args.seed)
+        return {"texts": [(text, lengths.output_len) for text in shown]}
     if name == "trace":
         return {"vocab_size": vocab_size, "trace": args.dataset_path}
     texts = read_sharegpt(args.dataset_path, args.num_prompts, args.seed, args.sharegpt_output_len, args.tokenizer)
     return {"texts": texts}
+
+
+def _without_version(base_url: str | None) -> str | None:
+    """The base URL as this command takes it: other clients want it with ``/v1``, which ``--endpoint`` has already."""
+    return None if base_url is None else base_url.rstrip("/").removesuffix("/v1")
+
+
+def _note(text: str) -> None:
+    print(f"{PROGRAM}: {text}", file=sys.stderr)
 
 
 def _allow_many_connections() -> None:
@@ -326,12 +364,16 @@ def _allow_many_connections() -> None:
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r:.200}")
     return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _metrics(text: str) -> list[str]:

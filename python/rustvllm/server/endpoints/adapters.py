@@ -143,6 +143,8 @@ def _folder_below(root: Path, given: str) -> Path | None:
         for file in (CONFIG_NAME, WEIGHTS_NAME):
             if not (folder / file).resolve().is_relative_to(real_root):
                 raise _outside(f"{given}/{file}")
+    except InvalidRequestError:  # a ValueError, too
+        raise
     except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, a NUL
         raise InvalidRequestError(f"lora_path {given!r:.200} cannot be read: {error}.", "lora_path") from None
     return folder

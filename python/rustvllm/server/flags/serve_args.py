@@ -224,6 +224,8 @@ def _metrics_prefix(text: str) -> str:
 def _root_path(text: str) -> str:
     if text and (not text.startswith("/") or text.endswith("/") or not text.isascii() or not text.isprintable()):
         raise argparse.ArgumentTypeError(f"must begin with / and not end with /, such as /models/a, got {text!r}")
+    if set(text) & set(" ?#%"):
+        raise argparse.ArgumentTypeError(f"must be a path such as /models/a, without a space, ?, # and %, got {text!r}")
     return text
 
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from rustvllm.cli.bench.datasets.lengths import TOKENS_PER_WORD, choose_lengths
+from rustvllm.cli.bench.datasets.lengths import TOKENS_PER_WORD, choose_lengths, default_prefix_len
 from rustvllm.exceptions import ConfigError
 
 
@@ -74,3 +74,11 @@ def test_what_cannot_fit_is_refused_by_name(given, says):
     with pytest.raises(ConfigError, match="lower --random-input-len, --random-output-len or --prefix-len") as caught:
         choose(**given, context_len=512)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("context_len", "is_text", "length"),
+    [(None, True, 256), (512, False, 256), (511, False, 255), (512, True, 64), (2048, True, 256), (1, True, 1)],
+)
+def test_a_default_prefix_takes_half_of_the_context_at_most(context_len, is_text, length):
+    assert default_prefix_len(context_len, is_text=is_text) == length

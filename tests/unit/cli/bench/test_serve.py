@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import rustvllm
 from rustvllm import _core
 from rustvllm.cli.main import main
 
@@ -143,6 +144,34 @@ def test_failures_are_counted_by_kind(capsys, serve):
     assert report["total_output_tokens"] == 6
 
 
+@pytest.mark.parametrize("end", ["/v1", "/v1/", "/"])
+def test_a_base_url_may_have_the_version(capsys, serve, end):
+    server = serve(WHOLE)
+    assert main(["bench", "serve", "--base-url", server.url + end, "--num-prompts", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["completed"] == 1
+    assert [head.splitlines()[0] for head, _ in server.requests] == ["POST /v1/completions HTTP/1.1"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--dataset-name", "repeat"], "prompts of 96 words and answers of 128 tokens instead of 512 and 128"),
+        (["--dataset-name", "edit"], "prompts of 96 words and answers of 128 tokens instead of 512 and 128"),
+        (["--dataset-name", "prefix", "--vocab-size", "0"], "prefixes have 64 words instead of 256"),
+    ],
+)
+def test_default_texts_fit_into_a_short_context(capsys, monkeypatch, serve, argv, says):
+    monkeypatch.setattr("rustvllm.cli.bench.serve.ApiClient.context_len", lambda _: 512)
+    server = serve(WHOLE)
+    assert main(["bench", "serve", "--base-url", server.url, "--num-prompts", "4", "--json", *argv]) == 0
+    assert says in capsys.readouterr().err
+    tokenizer = _core.Tokenizer.from_file(str(Path(rustvllm.__file__).parent / "assets" / "tiny" / "tokenizer.json"))
+    needed = [len(tokenizer.encode(body["prompt"])) + body["max_tokens"] for _, body in server.requests]
+    assert len(needed) == 4
+    assert max(needed) <= 512
+    assert min(needed) > 200
+
+
 def test_the_table_and_its_notes(capsys, serve):
     server = serve(HEAD + text_event("a") + text_event("é") + event("[DONE]"))
     argv = [
@@ -211,6 +240,8 @@ def test_what_cannot_be_run(capsys, argv, message):
         (["--temperature", "-1"], "--temperature: must be a number of at least 0, got '-1'"),
         (["--dataset-name", "repeat", "--random-range-ratio", "1"], "must be a number of at least 0 and below 1"),
         (["--dataset-name", "repeat", "--random-input-len", "0"], "must be a whole number between 1 and"),
+        (["--extra-body", '{"temperature": NaN}'], "--extra-body: must be a JSON object, got '{\"temperature\": NaN}'"),
+        (["--extra-body", "[" * 100_000], "--extra-body: must be a JSON object, got '[[["),
         (["--goodput", "itl:3"], "must be like ttft:200,tpot:30,e2el:5000"),
         (["--goodput", "ttft"], "must be like ttft:200"),
         (["--percentile-metrics", "ttft,x"], "must be one or more of ttft, tpot, itl, e2el"),

@@ -8,6 +8,8 @@ from rustvllm.exceptions import ConfigError
 
 DEFAULT_INPUT_LEN: Final = 1024
 DEFAULT_OUTPUT_LEN: Final = 128
+DEFAULT_PREFIX_LEN: Final = 256
+"""Of the data set ``prefix``."""
 TOKENS_PER_WORD: Final = 4
 """A word of a prompt that is sent as text takes at most about this many tokens of a small vocabulary."""
 
@@ -35,6 +37,7 @@ def choose_lengths(
     range_ratio: float,
     is_text: bool,
     context_len: int | None,
+    default_input_len: int = DEFAULT_INPUT_LEN,
 ) -> Lengths:
     """Take the lengths that the user gave, and shorten defaults until a request fits into the context.
 
@@ -45,12 +48,13 @@ def choose_lengths(
         range_ratio: The share of itself by which a length varies.
         is_text: Prompts are words, of which the server makes a number of tokens that only the server knows.
         context_len: The server's ``max_model_len``, in tokens; None: the server does not say.
+        default_input_len: Where ``input_len`` is None and the context has room.
 
     Raises:
         ConfigError: A request with the given lengths cannot fit.
     """
     wanted = Lengths(
-        DEFAULT_INPUT_LEN if input_len is None else input_len, DEFAULT_OUTPUT_LEN if output_len is None else output_len
+        default_input_len if input_len is None else input_len, DEFAULT_OUTPUT_LEN if output_len is None else output_len
     )
     if context_len is None:
         return wanted
@@ -73,7 +77,7 @@ def choose_lengths(
         output_len = min(DEFAULT_OUTPUT_LEN, max(1, int(context_len / 4 / share)))
     if input_len is None:
         room = (context_len - longest(output_len)) // per_word - prefix_len
-        input_len = min(DEFAULT_INPUT_LEN, int(room / share))
+        input_len = min(default_input_len, int(room / share))
     if input_len < 1 or (not is_text and prefix_len + longest(input_len) + longest(output_len) > context_len):
         raise ConfigError(
             f"a prefix of {prefix_len}, a prompt of {longest(max(1, input_len))} and an answer of "
@@ -88,3 +92,15 @@ def choose_lengths(
         f"tokens instead of {wanted.input_len} and {wanted.output_len}"
     )
     return Lengths(input_len, output_len, note)
+
+
+def default_prefix_len(context_len: int | None, *, is_text: bool) -> int:
+    """Tokens (or words) of a prefix whose length the user did not give: at most half of the context.
+
+    Args:
+        context_len: The server's ``max_model_len``, in tokens; None: the server does not say.
+        is_text: Prefixes are words, each of up to :data:`TOKENS_PER_WORD` tokens.
+    """
+    if context_len is None:
+        return DEFAULT_PREFIX_LEN
+    return max(1, min(DEFAULT_PREFIX_LEN, context_len // 2 // (TOKENS_PER_WORD if is_text else 1)))
