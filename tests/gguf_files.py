@@ -34,6 +34,7 @@ AROUND = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
 }  # fmt: skip
+INTERLEAVED = ("granite", "llama", "smollm3")
 SCALES = {
     Type.Q4_K: ((0, 2e-4), (2, 1.5e-3)),
     Type.Q5_K: ((0, 1e-4), (2, 1.5e-3)),
@@ -44,7 +45,9 @@ SCALES = {
 
 
 def arch_of(model):
-    names = {"gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+    names = {
+        "gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "mixtral": "llama", "qwen3_moe": "qwen3moe",
+    }  # fmt: skip
     return names.get(model.config.model_type, model.config.model_type)
 
 
@@ -104,9 +107,9 @@ def write_model(path, model, kind_of, *, seed=0, metadata=lambda _: None):
         array = parameter.float().numpy().copy()
         is_turned = arch == "gpt2" and array.ndim == 2 and stored_name.startswith("blk.")
         heads = 0
-        if arch == "llama" and ".attn_q." in stored_name:
+        if arch in INTERLEAVED and ".attn_q." in stored_name:
             heads = config.num_attention_heads
-        elif arch == "llama" and ".attn_k." in stored_name:
+        elif arch in INTERLEAVED and ".attn_k." in stored_name:
             heads = config.num_key_value_heads
         is_gemma_norm = arch.startswith("gemma") and stored_name.endswith("norm.weight")
         array = array.T.copy() if is_turned else array + 1 if is_gemma_norm else array
@@ -175,10 +178,10 @@ def write_config(writer, config, arch):
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     rope = config.rope_parameters
-    if arch == "gemma3":
+    if "full_attention" in rope:
         writer.add_rope_freq_base(rope["full_attention"]["rope_theta"])
         writer.add_array(
-            "gemma3.attention.sliding_window_pattern", [t == "sliding_attention" for t in config.layer_types]
+            f"{arch}.attention.sliding_window_pattern", [t == "sliding_attention" for t in config.layer_types]
         )
     else:
         writer.add_rope_freq_base(rope["rope_theta"])
@@ -193,6 +196,11 @@ def write_config(writer, config, arch):
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if arch == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)

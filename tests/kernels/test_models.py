@@ -20,8 +20,12 @@ def make_smaller(variant):
 
 
 @pytest.mark.parametrize(
-    "variant", ["gpt2", "llama", "gemma3", "gpt-neox", "gpt-neox-sequential-tied", "opt-post-norm-projected"]
-)
+    "variant",
+    [
+        "gpt2", "llama", "gemma3", "gpt-neox", "gpt-neox-sequential-tied", "opt-post-norm-projected", "smollm3",
+        "granite",
+    ],
+)  # fmt: skip
 def test_pieces_of_prompts_in_one_step_with_decodes(variant, device, tmp_path):
     reference = make_smaller(variant)
     reference.save_pretrained(tmp_path)

@@ -35,6 +35,10 @@ GPT_OSS = LLAMA | {
 }  # fmt: skip
 GEMMA = LLAMA | {"head_dim": 12, "query_pre_attn_scalar": 10, "sliding_window": 6}
 GEMMA3 = GEMMA | {"num_hidden_layers": 4, "layer_types": None, "sliding_window_pattern": 3}
+SMOLLM3 = LLAMA | {"no_rope_layer_interval": 2}
+GRANITE = LLAMA | {
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.25, "logits_scaling": 0.5,
+}  # fmt: skip
 ARCHITECTURES = {
     # kind -> transformers' configuration, its model, a base configuration
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
@@ -48,6 +52,8 @@ ARCHITECTURES = {
     "phi3": ("Phi3Config", "Phi3ForCausalLM", LLAMA),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", GEMMA),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", GEMMA3),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", SMOLLM3),
+    "granite": ("GraniteConfig", "GraniteForCausalLM", GRANITE),
     "opt": ("OPTConfig", "OPTForCausalLM", OPT),
     "gpt-neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", MHA),
 }
@@ -150,6 +156,22 @@ VARIANTS = {
                 FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
                 SLIDING: {"rope_type": "default", "rope_theta": 1e3},
             },
+        },
+    ),
+    "smollm3": ("smollm3", {}),
+    "smollm3-listed-window-biases-untied": (
+        "smollm3",
+        {
+            "no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 5, "attention_bias": True,
+            "mlp_bias": True, "tie_word_embeddings": False,
+        },
+    ),
+    "granite": ("granite", {}),
+    "granite-biases-tied-thirds": (
+        "granite",
+        {
+            "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "logits_scaling": 0.3,
+            "residual_multiplier": 1.5,
         },
     ),
     "opt": ("opt", {}),

@@ -7,10 +7,12 @@ from checkpoints import (
     GEMMA3,
     GPT2,
     GPT_OSS,
+    GRANITE,
     LLAMA,
     LLAMA3_ROPE,
     MIXTRAL,
     QWEN3_MOE,
+    SMOLLM3,
     YARN_ROPE,
     assert_matches,
     make,
@@ -58,6 +60,9 @@ VARIANTS = {
     "gpt-oss": ("gpt-oss", GPT_OSS | SIZES | {"head_dim": 16}),
     "phi3": ("phi3", LLAMA | SIZES | {"sliding_window": 7}),
     "gemma2": ("gemma2", GEMMA | SIZES | {"head_dim": 16, "query_pre_attn_scalar": 16}),
+    # Files do not say which layers of SmolLM3 rotate: all but every fourth.
+    "smollm3": ("smollm3", SMOLLM3 | SIZES | {"num_hidden_layers": 4, "no_rope_layer_interval": 4}),
+    "granite": ("granite", GRANITE | SIZES | {"attention_bias": True}),
     "gemma3": ("gemma3", GEMMA3 | SIZES | {"head_dim": 16, "query_pre_attn_scalar": 16}),
 }  # fmt: skip
 Q4_K_M = {"ffn_down": "Q6_K", "attn_v": "Q6_K", "token_embd": "Q6_K", "output.": "Q6_K"}

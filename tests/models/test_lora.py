@@ -29,6 +29,8 @@ FAMILIES = {
     "qwen3": ("qwen3", {}),
     "gemma2": ("gemma2", {}),
     "gemma3": ("gemma3", {}),
+    "smollm3": ("smollm3", {}),
+    "granite": ("granite", {}),
     "gpt-neox": ("gpt-neox", {}),
     "opt": ("opt", {}),
     "opt-post-norm-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),

@@ -42,6 +42,9 @@ def test_the_score_is_the_softmax_of_two_tokens(kind, tied, tmp_path):
     if (cap := getattr(model.config, "final_logit_softcapping", None)) is not None:
         model.config.final_logit_softcapping = None  # a layer of its own has no cap, as in vLLM
         assert cap > 0
+    if (scaling := getattr(model.config, "logits_scaling", None)) is not None:
+        model.config.logits_scaling = 1.0  # nor a factor
+        assert scaling != 1.0
     folder = saved(model, tmp_path)
     wanted = torch.softmax(expected_logits(model, ["no", "yes"]), dim=1)[:, 1:].float()
     with LLM(folder, convert="classify", hf_overrides=TWO_WAY, **OPTIONS) as llm:

@@ -65,6 +65,9 @@ LONG = {"short_factor": [1.0, 1.1, 1.5, 2.0], "long_factor": [1.0, 1.7, 3.0, 9.0
             },
         ),
         ("gemma2", ["layer_types", "rope_parameters", "final_logit_softcapping"], {"rope_theta": 10000.0}),
+        ("smollm3", ["no_rope_layers", "layer_types", "rope_parameters"], {"rope_theta": 2e6}),
+        ("smollm3", ["no_rope_layers", "layer_types", "rope_parameters", "tie_word_embeddings"], {}),
+        ("granite", ["rope_parameters"], {"rope_theta": 1e4, "rope_scaling": None}),
         (
             "gemma3", ["layer_types", "rope_parameters", "_sliding_window_pattern"],
             {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 3},

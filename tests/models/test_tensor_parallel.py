@@ -21,7 +21,10 @@ from rustvllm.models.registry import make_model
 
 TOLERANCE, MARGIN = 1e-4, 1e-3
 ROOM = 1.05
-ONE_CALL = {"gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "phi3", "qwen3-moe", "mixtral", "gpt-oss"}
+ONE_CALL = {
+    "gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "phi3", "qwen3-moe", "mixtral", "gpt-oss", "smollm3",
+    "granite",
+}  # fmt: skip
 """Families whose blocks run in halves of one call."""
 
 
@@ -85,6 +88,7 @@ def test_modules_give_it_too(two, kind):
     [
         "gpt2-untied", "gpt2-scalings", "llama-mqa", "llama-tied", "llama-biases", "qwen2-tied-window",
         "phi3-window-tied", "gemma3-scaled-capped", "opt-post-norm-projected", "gpt-neox-sequential-tied",
+        "smollm3-listed-window-biases-untied", "granite-biases-tied-thirds",
     ],
 )  # fmt: skip
 def test_variants_of_the_families(two, variant):

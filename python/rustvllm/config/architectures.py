@@ -36,6 +36,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         Architecture("Gemma3ForCausalLM", "gemma3_text", "gemma3", head_dim=256),
         Architecture("Gemma3ForConditionalGeneration", "gemma3", "gemma3", head_dim=256),
         Architecture("GptOssForCausalLM", "gpt_oss", "gpt_oss", head_dim=64, is_cpu_only=True),
+        Architecture("GraniteForCausalLM", "granite", "granite"),
         Architecture("Idefics3ForConditionalGeneration", "idefics3", "vision.idefics3"),
         Architecture("LlamaForCausalLM", "llama", "llama"),
         Architecture("LlavaForConditionalGeneration", "llava", "vision.llava"),
@@ -49,6 +50,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         Architecture("Qwen3ForCausalLM", "qwen3", "qwen3", head_dim=128),
         Architecture("Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe", is_cpu_only=True),
         Architecture("Qwen3VLForConditionalGeneration", "qwen3_vl", "vision.qwen3_vl", head_dim=128),
+        Architecture("SmolLM3ForCausalLM", "smollm3", "llama"),
         Architecture("SmolVLMForConditionalGeneration", "smolvlm", "vision.idefics3"),
     )
 }

@@ -54,12 +54,16 @@ _LAYERS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "gemma3": ("model.layers", _GEMMA),
     "gpt-oss": ("model.layers", _GPT_OSS),
     "gpt2": ("h", _GPT2),
+    "granite": ("model.layers", _ROTARY),
     "llama": ("model.layers", _ROTARY),
     "phi3": ("model.layers", {**_ROTARY, "ffn_up": "mlp.gate_up_proj"}),
     "qwen2": ("model.layers", _ROTARY),
     "qwen3": ("model.layers", _ROTARY),
     "qwen3moe": ("model.layers", _ROTARY),
+    "smollm3": ("model.layers", _ROTARY),
 }
+_INTERLEAVED: Final = frozenset(("granite", "llama", "smollm3"))
+"""Architectures whose converter puts the rows of a head's two halves in turns."""
 _AROUND: Final[Mapping[str, str]] = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -123,7 +127,9 @@ def read_gguf_headers(path: Path) -> dict[str, StoredTensor]:
             offset,
             nbytes,
             is_turned=is_turned,
-            interleaved_rows=_interleaved_rows(name, shape, heads, kv_heads) if file.architecture == "llama" else 0,
+            interleaved_rows=_interleaved_rows(name, shape, heads, kv_heads)
+            if file.architecture in _INTERLEAVED
+            else 0,
             added=1.0 if file.architecture in ("gemma2", "gemma3") and name.endswith("norm.weight") else 0.0,
         )
     return tensors

@@ -81,6 +81,21 @@ class HFConfig:
             raise ModelLoadError(f"config.json: {name!r} must be a list of numbers of layers, got {str(value)[:80]}")
         return frozenset(value)
 
+    def flags(self, name: str, count: int) -> list[bool] | None:
+        """A list of 0 and 1, or of JSON booleans, of which the first ``count`` are used; None if it is null or missing.
+
+        Raises:
+            ModelLoadError: It is not a list, is too short, or has another value.
+        """
+        _, value = self._first((name,), None)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < count or any(flag not in (0, 1) for flag in value[:count]):
+            raise ModelLoadError(
+                f"config.json: {name!r} must list 0 or 1 for each of {count} layers, got {str(value)[:80]}"
+            )
+        return [flag == 1 for flag in value[:count]]
+
     def multi_head(self, size_names: Sequence[str], heads_names: Sequence[str]) -> tuple[int, int]:
         """The width of the stream and the number of heads, which divides it.
 

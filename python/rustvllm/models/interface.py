@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,9 @@ from rustvllm.layers.parallel import (
     shared_by,
     whole_logits,
 )
+
+_OF_POWERS_OF_TWO: Final = 0.5
+"""The significand of every power of two, as ``math.frexp`` gives it."""
 
 
 class CausalLM(nn.Module, ABC):
@@ -47,7 +51,8 @@ class CausalLM(nn.Module, ABC):
         given_rows: Embeddings that replace those of some tokens of the next step: the tokens' indices, int64 ``[n]``,
             and the rows, ``[n, hidden_size]``; None if there are none. Wider rows, ``[n, (1 + k) · hidden_size]``, also
             have what is added to the stream after each of the first k layers.
-        logit_cap: Replaces logits by ``cap · tanh(logits / cap)``; None disables this.
+        logit_scale: Multiplies the logits.
+        logit_cap: Replaces logits by ``cap · tanh(logits / cap)``, once they are scaled; None disables this.
     """
 
     hidden_size: int
@@ -63,6 +68,7 @@ class CausalLM(nn.Module, ABC):
     head_kernel: LinearKernel | None = None
     decoder_kernel: DecoderKernel | None = None
     head_name: str = "lm_head.weight"
+    logit_scale: float = 1.0
     logit_cap: float | None = None
     given_rows: tuple[Tensor, Tensor] | None = None
     has_parameters_alone: bool = True
@@ -212,7 +218,13 @@ class CausalLM(nn.Module, ABC):
 
     def own_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """The logits of this rank's part of the vocabulary."""
-        return cap_logits(self._project(hidden, out), self.logit_cap)
+        return self._finish_logits(self._project(hidden, out))
+
+    def _finish_logits(self, logits: Tensor) -> Tensor:
+        """Scale and cap logits, in place."""
+        if self.logit_scale != 1.0:
+            logits.mul_(self.logit_scale)
+        return cap_logits(logits, self.logit_cap)
 
     def forward_logits(
         self,
@@ -241,10 +253,11 @@ class CausalLM(nn.Module, ABC):
         if not kernel.takes(num_tokens, attention) or not kernel.takes_head(num_rows):
             return None
         hidden = self._embedded(input_ids, positions)
-        # Logits that differ may become equal when capped, so the first of the largest must be found after that.
-        chooses = chooses and self.logit_cap is None
+        # Logits that differ may become equal when capped, or scaled by what is no power of two: then the first of the
+        # largest must be found after that.
+        chooses = chooses and self.logit_cap is None and math.frexp(self.logit_scale)[0] == _OF_POWERS_OF_TWO
         result = kernel.forward_logits(hidden, positions, kv_caches, attention, places, chooses=chooses)
-        cap_logits(result.logits, self.logit_cap)
+        self._finish_logits(result.logits)
         return result
 
     def _project(self, hidden: Tensor, out: Tensor | None) -> Tensor:

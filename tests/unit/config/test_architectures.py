@@ -37,6 +37,8 @@ def read(tmp_path, config):
         ("MixtralForCausalLM", {"num_key_value_heads": 2, "head_dim": None}, 2, 8),
         ("GptOssForCausalLM", {"num_key_value_heads": 2}, 2, 64),
         ("Phi3ForCausalLM", {}, 8, 8),
+        ("SmolLM3ForCausalLM", {"num_key_value_heads": 2}, 2, 8),
+        ("GraniteForCausalLM", {"num_key_value_heads": 2}, 2, 8),
         ("Gemma2ForCausalLM", {"num_key_value_heads": 4}, 4, 256),
         ("Gemma3ForCausalLM", {"num_key_value_heads": 4, "head_dim": None}, 4, 256),
     ],

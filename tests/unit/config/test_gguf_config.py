@@ -82,7 +82,7 @@ def test_metadata_of_gpt_oss(tmp_path):
     [
         (
             {"arch": "mamba"},
-            "'mamba', which rustvllm does not support as GGUF; supported: gemma2, gemma3, gpt-oss",
+            "'mamba', which rustvllm does not support as GGUF; supported: gemma2, gemma3, gpt-oss, gpt2, granite",
         ),
         (
             {"kind": "IQ4_XS"},

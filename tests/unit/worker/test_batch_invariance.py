@@ -54,6 +54,7 @@ SMALL_MOE = SMALL_LLAMA | {"moe_intermediate_size": 45, "num_experts": 7, "num_e
         "gemma2-int8",
         "gemma3-bfloat16",
         "gemma3-int4-g32",
+        "granite",
     ],
 )
 def model(request):
@@ -71,6 +72,7 @@ def make_model(name):
         "oss": (SMALL_OSS, "GptOssForCausalLM"),
         "neox": (SMALL_LLAMA | {"num_attention_heads": 3, "rotary_pct": 0.5}, "GPTNeoXForCausalLM"),
         "gemma2": (SMALL_LLAMA | {"sliding_window": 9}, "Gemma2ForCausalLM"),
+        "granite": (SMALL_LLAMA | {"embedding_multiplier": 3.0, "residual_multiplier": 0.2}, "GraniteForCausalLM"),
         "gemma3": (SMALL_LLAMA | {"sliding_window": 9, "sliding_window_pattern": 2}, "Gemma3ForCausalLM"),
     }[name.partition("-")[0]]
     dtype = torch.bfloat16 if "bfloat16" in name else torch.float32

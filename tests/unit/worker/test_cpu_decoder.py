@@ -18,7 +18,8 @@ from rustvllm.models.gemma3 import Gemma3ForCausalLM
 from rustvllm.models.gpt2 import GPT2LMHeadModel
 from rustvllm.models.gpt_neox import GPTNeoXForCausalLM
 from rustvllm.models.gpt_oss import GptOssForCausalLM
-from rustvllm.models.llama import LlamaForCausalLM
+from rustvllm.models.granite import GraniteForCausalLM
+from rustvllm.models.llama import LlamaForCausalLM, SmolLM3ForCausalLM
 from rustvllm.models.mistral import MistralForCausalLM
 from rustvllm.models.mixtral import MixtralForCausalLM
 from rustvllm.models.opt import OPTForCausalLM
@@ -124,6 +125,8 @@ ROTARY = {
     "gpt-neox-one-after-the-other": (GPTNeoXForCausalLM, NEOX | {"use_parallel_residual": False, "hidden_act": "relu"}),
     "gemma2": (Gemma2ForCausalLM, SIZES | {"sliding_window": 9, "query_pre_attn_scalar": 10}),
     "gemma3": (Gemma3ForCausalLM, SIZES | {"sliding_window": 9, "sliding_window_pattern": 2, "head_dim": 16}),
+    "smollm3": (SmolLM3ForCausalLM, SIZES | {"no_rope_layer_interval": 2}),
+    "granite": (GraniteForCausalLM, SIZES | {"residual_multiplier": 0.3, "embedding_multiplier": 4.0}),
     "phi3-partial": (Phi3ForCausalLM, SIZES | {"partial_rotary_factor": 0.5}),
 }
 

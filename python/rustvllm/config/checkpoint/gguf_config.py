@@ -26,6 +26,12 @@ _HARMONY_END_NAMES: Final = frozenset(("<|return|>", "<|call|>", "<|endoftext|>"
 _CONTROL: Final = 3
 _MIXTURES: Final = {"GptOssForCausalLM": "gpt-oss", "MixtralForCausalLM": "llama", "Qwen3MoeForCausalLM": "qwen3moe"}
 """Architectures with experts, and what files call them."""
+_GRANITE_FACTORS: Final[Mapping[str, str]] = {
+    # key behind granite. -> name in config.json
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 _WIDEST_GEMMA: Final = {"gemma2": 46, "gemma3": 62}
 """Layers of the one size whose attention is scaled by its width over its heads; the file does not say how."""
 
@@ -224,10 +230,28 @@ def _gpt_oss(file: GgufFile) -> dict[str, Any]:
 def _llama(file: GgufFile) -> dict[str, Any]:
     if file.integer("llama.expert_count", 0):
         return _mixtral(file)
-    config = _rotary(file, "LlamaForCausalLM")
+    return _with_biases(file, "LlamaForCausalLM")
+
+
+def _with_biases(file: GgufFile, architecture: str) -> dict[str, Any]:
+    config = _rotary(file, architecture)
     names = {name for name, *_ in file.header.tensors()}
     config["attention_bias"] = "blk.0.attn_q.bias" in names
     config["mlp_bias"] = "blk.0.ffn_up.bias" in names
+    return config
+
+
+def _smollm3(file: GgufFile) -> dict[str, Any]:
+    # Files do not say which layers rotate; those of every model so far are the default.
+    return _with_biases(file, "SmolLM3ForCausalLM")
+
+
+def _granite(file: GgufFile) -> dict[str, Any]:
+    config = _with_biases(file, "GraniteForCausalLM")
+    # A file without a scale of attention has that of other models.
+    config["attention_multiplier"] = file.number("granite.attention.scale") or config["head_dim"] ** -0.5
+    for key, name in _GRANITE_FACTORS.items():
+        config[name] = file.number(f"granite.{key}") or 1.0
     return config
 
 
@@ -296,9 +320,11 @@ _ARCHITECTURES: Final[Mapping[str, Callable[[GgufFile], dict[str, Any]]]] = {
     "gemma3": _gemma3,
     "gpt-oss": _gpt_oss,
     "gpt2": _gpt2,
+    "granite": _granite,
     "llama": _llama,
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3_moe,
+    "smollm3": _smollm3,
 }

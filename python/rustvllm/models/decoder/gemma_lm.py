@@ -55,12 +55,10 @@ class GemmaLayer(nn.Module):
     def outline(self, rotary: int) -> PreNormBlock:
         """The parts of ``forward``; ``rotary`` is the index of its rotation."""
         attn = self.self_attn
-        norms = attn.q_norm, attn.k_norm
         return PreNormBlock(
             self.input_layernorm, attn.qkv_proj, attn.scale, attn.o_proj,
             self.pre_feedforward_layernorm, self.mlp.outline(),
-            head_norms=None if norms[0] is None or norms[1] is None else (norms[0], norms[1]),
-            rotary=rotary, sliding_window=attn.sliding_window, soft_cap=attn.soft_cap,
+            head_norms=attn.head_norms, rotary=rotary, sliding_window=attn.sliding_window, soft_cap=attn.soft_cap,
             post_norms=(self.post_attention_layernorm, self.post_feedforward_layernorm),
         )  # fmt: skip
 

@@ -79,6 +79,7 @@ class RotaryAttention(nn.Module):
         sliding_window: How many tokens a query sees, including itself; None: all.
         soft_cap: See ``AttentionPlan.forward``.
         has_sinks: Whether each query head has a sink, see ``AttentionPlan.forward``.
+        rotary: Index of the model's rotation that rotates queries and keys; None if they are not rotated.
         head_norm: Makes the norm of each query and key head, applied before the rotation; None if there is none.
         stored_fused: Whether checkpoints store the fused projection (``qkv_proj``) or its three parts.
     """
@@ -93,6 +94,7 @@ class RotaryAttention(nn.Module):
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         has_sinks: bool = False,
+        rotary: int | None = 0,
         head_norm: Callable[[], nn.Module] | None = None,
         stored_fused: bool = False,
     ) -> None:
@@ -101,6 +103,7 @@ class RotaryAttention(nn.Module):
         self.scale = sizes.head_dim**-0.5 if scale is None else scale
         self.sliding_window = sliding_window
         self.soft_cap = soft_cap
+        self.rotary = rotary
         self.stored_fused = stored_fused
         self.sinks = empty_parameter(self.sizes.num_heads) if has_sinks else None
         if has_sinks and building_group().size > 1:
@@ -117,16 +120,24 @@ class RotaryAttention(nn.Module):
     def forward(
         self,
         hidden: Tensor,
-        angles: RotaryAngles,
+        angles: RotaryAngles | None,
         kv_cache: Tensor,
         attention: AttentionPlan,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """Apply attention and the output projection; ``residual`` is added, and may be overwritten."""
-        qkv = self.qkv_proj(hidden).unflatten(-1, (-1, self.sizes.head_dim))  # [T, H + KVH + KVH, D]
-        plan, table = rotary_plan(attention), angles.table
-        if plan is None or table is None:
-            out = self._attend(qkv, angles.cos_sin, kv_cache, attention)
+        """Apply attention and the output projection.
+
+        Args:
+            hidden: ``[num_tokens, hidden_size]``, what the projection reads.
+            angles: Of the step's tokens; None if heads are not rotated.
+            kv_cache: See ``AttentionPlan.forward``.
+            attention: The step's plan.
+            residual: Added to the result, and may be overwritten.
+        """
+        qkv = self.project(hidden)
+        plan, table = rotary_plan(attention), None if angles is None else angles.table
+        if angles is None or plan is None or table is None:
+            out = self._attend(qkv, None if angles is None else angles.cos_sin, kv_cache, attention)
         else:
             out = plan.forward_rotary(
                 qkv,
@@ -143,19 +154,30 @@ class RotaryAttention(nn.Module):
         projected: Tensor = self.o_proj(out.flatten(1), residual=residual, in_place=True)
         return projected
 
+    def project(self, hidden: Tensor) -> Tensor:
+        """Queries, keys and values: ``[num_tokens, num_heads + 2 · num_kv_heads, head_dim]``."""
+        qkv: Tensor = self.qkv_proj(hidden).unflatten(-1, (-1, self.sizes.head_dim))
+        return qkv
+
+    @property
+    def head_norms(self) -> tuple[nn.Module, nn.Module] | None:
+        """The norms of each query head and of each key head; None if heads are not normed one by one."""
+        return None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+
     def _head_norms(self) -> HeadNorms | None:
-        if not isinstance(self.q_norm, RMSNorm | GemmaRMSNorm) or not isinstance(self.k_norm, RMSNorm | GemmaRMSNorm):
+        query, key = self.head_norms or (None, None)
+        if not isinstance(query, RMSNorm | GemmaRMSNorm) or not isinstance(key, RMSNorm | GemmaRMSNorm):
             return None
-        return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.weight_offset)
+        return HeadNorms(query.weight, key.weight, query.eps, query.weight_offset)
 
     def _attend(
-        self, qkv: Tensor, cos_sin: tuple[Tensor, Tensor], kv_cache: Tensor, attention: AttentionPlan
+        self, qkv: Tensor, cos_sin: tuple[Tensor, Tensor] | None, kv_cache: Tensor, attention: AttentionPlan
     ) -> Tensor:
         num_heads, num_kv_heads = self.sizes.num_heads, self.sizes.num_kv_heads
         query_key, value = qkv[:, :-num_kv_heads], qkv[:, -num_kv_heads:]
-        if self.q_norm is not None and self.k_norm is not None:
-            query_key = torch.cat((self.q_norm(query_key[:, :num_heads]), self.k_norm(query_key[:, num_heads:])), 1)
-        turned = apply_rotary(query_key, *cos_sin)
+        if (norms := self.head_norms) is not None:
+            query_key = torch.cat((norms[0](query_key[:, :num_heads]), norms[1](query_key[:, num_heads:])), 1)
+        turned = query_key if cos_sin is None else apply_rotary(query_key, *cos_sin)
         return attention.forward(
             turned[:, :num_heads],
             turned[:, num_heads:],

@@ -1,4 +1,4 @@
-"""Parts that Llama and models like it share: an embedding, pre-norm layers with rotary positions, a norm.
+"""Parts that Llama and models like it share: an embedding, layers with rotary positions, a norm.
 
 Each architecture's file defines its layers.
 """
@@ -6,7 +6,7 @@ Each architecture's file defines its layers.
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -27,7 +27,27 @@ from rustvllm.models.interface import CausalLM
 _INV_FREQ = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 
-class PreNormLayer(nn.Module):
+class RotaryLayer(nn.Module, ABC):
+    """A layer of a ``RotaryLM``: attention, then something that computes each token by itself.
+
+    Attributes:
+        self_attn: Its attention.
+    """
+
+    self_attn: RotaryAttention
+
+    @abstractmethod
+    def forward(
+        self, hidden: Tensor, angles: RotaryAngles | None, kv_cache: Tensor, attention: AttentionPlan
+    ) -> Tensor:
+        """The stream, ``[num_tokens, hidden_size]``, after the layer; ``hidden``, before it, may be overwritten."""
+
+    @abstractmethod
+    def outline(self) -> PreNormBlock:
+        """The parts of ``forward``."""
+
+
+class PreNormLayer(RotaryLayer):
     """Attention and MLP: each reads the normed stream and adds its result to the stream."""
 
     def __init__(self, eps: float, self_attn: RotaryAttention, mlp: GatedMLP | ExpertMLP) -> None:
@@ -38,20 +58,22 @@ class PreNormLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden_size, eps)
         self.mlp = mlp
 
-    def forward(self, hidden: Tensor, angles: RotaryAngles, kv_cache: Tensor, attention: AttentionPlan) -> Tensor:
+    def forward(
+        self, hidden: Tensor, angles: RotaryAngles | None, kv_cache: Tensor, attention: AttentionPlan
+    ) -> Tensor:
+        """See ``RotaryLayer.forward``."""
         hidden = self.self_attn(self.input_layernorm(hidden), angles, kv_cache, attention, residual=hidden)
         out: Tensor = self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
         return out
 
     def outline(self) -> PreNormBlock:
-        """The parts of ``forward``."""
+        """See ``RotaryLayer.outline``."""
         attn = self.self_attn
-        norms = attn.q_norm, attn.k_norm
         return PreNormBlock(
             self.input_layernorm, attn.qkv_proj, attn.scale, attn.o_proj,
             self.post_attention_layernorm, self.mlp.outline(),
-            head_norms=None if norms[0] is None or norms[1] is None else (norms[0], norms[1]),
-            rotary=0, sliding_window=attn.sliding_window, soft_cap=attn.soft_cap, sinks=attn.sinks,
+            head_norms=attn.head_norms, rotary=attn.rotary, sliding_window=attn.sliding_window,
+            soft_cap=attn.soft_cap, sinks=attn.sinks,
         )  # fmt: skip
 
 
@@ -61,12 +83,18 @@ class RotaryLM(CausalLM):
     Attributes:
         default_head_dim: Used if a configuration has no ``head_dim``; None: ``hidden_size / num_attention_heads``.
         partial_rotary: Whether a configuration may rotate only a part of each head.
+        default_tied: Whether the embedding is also the head where a configuration does not say so.
+        default_eps: The epsilon of norms where a configuration has none.
+        rotaries: The rotations that layers choose from, by ``RotaryAttention.rotary``.
+        rotary: The first of them.
     """
 
     prefixes: tuple[str, ...] = ("model.",)
     embed_tokens_name = "embed_tokens.weight"
     default_head_dim: ClassVar[int | None] = None
     partial_rotary: ClassVar[bool] = False
+    default_tied: ClassVar[bool] = False
+    default_eps: ClassVar[float] = 1e-6
 
     def __init__(self, hf_config: Mapping[str, Any], max_model_len: int) -> None:
         """See ``CausalLM.__init__``."""
@@ -78,23 +106,33 @@ class RotaryLM(CausalLM):
         self.vocab_size = config.positive_int("vocab_size")
         self.max_positions = None  # rotary angles exist for every position
         self.hidden_size = sizes.hidden_size
-        tied = config.boolean("tie_word_embeddings", default=False)
+        tied = config.boolean("tie_word_embeddings", default=self.default_tied)
 
         self.embed_tokens = self.make_embedding(sizes.hidden_size, tied=tied)
         self.layers = StageLayers(self.layer_maker(config, sizes, num_layers), num_layers)
         self.kv_cache_spec = KVCacheSpec(len(self.layers), sizes.of_rank().num_kv_heads, sizes.head_dim)
-        eps = config.positive_float("rms_norm_eps", 1e-6)
-        self.norm = RMSNorm(sizes.hidden_size, eps) if self.stage.is_last else None
-        self.rotary = RotaryEmbedding.from_config(hf_config, sizes.head_dim, max_model_len, partial=self.partial_rotary)
+        self.norm = RMSNorm(sizes.hidden_size, self.norm_eps(config)) if self.stage.is_last else None
+        self.rotaries = self.make_rotaries(hf_config, sizes.head_dim, max_model_len)
+        self.rotary = self.rotaries[0]
         self.lm_head = self.make_head(sizes.hidden_size, tied=tied)
 
     @abstractmethod
-    def layer_maker(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Callable[[int], PreNormLayer]:
+    def layer_maker(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Callable[[int], RotaryLayer]:
         """A function that makes the architecture's layer with a given number.
 
         Raises:
             ModelLoadError: The configuration lacks a key, or has an unsupported setting.
         """
+
+    def norm_eps(self, config: HFConfig) -> float:
+        """The epsilon of the norms of the stream."""
+        return config.positive_float("rms_norm_eps", self.default_eps)
+
+    def make_rotaries(
+        self, hf_config: Mapping[str, Any], head_dim: int, max_model_len: int
+    ) -> tuple[RotaryEmbedding, ...]:
+        """The rotations that layers choose from; at least one."""
+        return (RotaryEmbedding.from_config(hf_config, head_dim, max_model_len, partial=self.partial_rotary),)
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002 -- layers use positions
         """See ``CausalLM.embed``."""
@@ -108,17 +146,19 @@ class RotaryLM(CausalLM):
         added = self.added_rows
         if self.decoder_kernel is not None and self.decoder_kernel.takes(hidden.shape[0], attention):
             return self.decoder_kernel.forward(hidden, positions, kv_caches, attention, added)
-        angles = self.rotary.angles(positions, hidden.dtype)
-        for number, (layer, kv_cache) in enumerate(zip(self.layers, kv_caches, strict=True)):
-            hidden = layer(hidden, angles, kv_cache, attention)
+        angles = [rotary.angles(positions, hidden.dtype) for rotary in self.rotaries]
+        layers = [layer for layer in self.layers if isinstance(layer, RotaryLayer)]
+        for number, (layer, kv_cache) in enumerate(zip(layers, kv_caches, strict=True)):
+            index = layer.self_attn.rotary
+            hidden = layer(hidden, None if index is None else angles[index], kv_cache, attention)
             if added is not None:
                 added.add(number, hidden)
         return hidden if self.norm is None else self.norm(hidden)
 
     def decoder_outline(self) -> PreNormDecoder:
         """See ``CausalLM.decoder_outline``."""
-        blocks = (layer.outline() for layer in self.layers if isinstance(layer, PreNormLayer))
-        return PreNormDecoder(tuple(blocks), self.norm, (self.rotary,))
+        blocks = (layer.outline() for layer in self.layers if isinstance(layer, RotaryLayer))
+        return PreNormDecoder(tuple(blocks), self.norm, self.rotaries)
 
     def is_ignored(self, name: str) -> bool:
         """Whether these are rotary frequencies, which older checkpoints contain but the configuration determines."""
