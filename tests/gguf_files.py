@@ -46,7 +46,7 @@ SCALES = {
 
 def arch_of(model):
     names = {
-        "gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "mixtral": "llama", "qwen3_moe": "qwen3moe",
+        "gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "mixtral": "llama", "qwen3_moe": "qwen3moe", "olmo3": "olmo2",
     }  # fmt: skip
     return names.get(model.config.model_type, model.config.model_type)
 
@@ -59,7 +59,7 @@ def file_name(name, arch):
     if module in AROUND:
         return f"{AROUND[module]}.{kind}"
     layer, _, module = module.split("layers." if arch != "gpt2" else "h.")[1].partition(".")
-    norms = GPT_OSS if arch == "gpt-oss" else GEMMA_NORMS if arch.startswith("gemma") else LLAMA_NORMS
+    norms = GPT_OSS if arch == "gpt-oss" else GEMMA_NORMS if arch.startswith(("gemma", "olmo")) else LLAMA_NORMS
     names = GPT2 if arch == "gpt2" else ROTARY | EXPERTS | norms
     return f"blk.{layer}.{names[module]}.{kind}"
 
@@ -183,6 +183,12 @@ def write_config(writer, config, arch):
         writer.add_array(
             f"{arch}.attention.sliding_window_pattern", [t == "sliding_attention" for t in config.layer_types]
         )
+        rope = rope["full_attention"]
+        if rope["rope_type"] == "yarn":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(rope["factor"])
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+            writer.add_rope_scaling_attn_factors(rope["attention_factor"])
     else:
         writer.add_rope_freq_base(rope["rope_theta"])
         if rope["rope_type"] == "llama3":

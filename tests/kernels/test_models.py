@@ -23,7 +23,7 @@ def make_smaller(variant):
     "variant",
     [
         "gpt2", "llama", "gemma3", "gpt-neox", "gpt-neox-sequential-tied", "opt-post-norm-projected", "smollm3",
-        "granite",
+        "granite", "olmo3",
     ],
 )  # fmt: skip
 def test_pieces_of_prompts_in_one_step_with_decodes(variant, device, tmp_path):

@@ -39,6 +39,7 @@ SMOLLM3 = LLAMA | {"no_rope_layer_interval": 2}
 GRANITE = LLAMA | {
     "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.25, "logits_scaling": 0.5,
 }  # fmt: skip
+OLMO3 = LLAMA | {"num_hidden_layers": 4, "layer_types": None, "sliding_window": 6}
 ARCHITECTURES = {
     # kind -> transformers' configuration, its model, a base configuration
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
@@ -54,6 +55,8 @@ ARCHITECTURES = {
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", GEMMA3),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", SMOLLM3),
     "granite": ("GraniteConfig", "GraniteForCausalLM", GRANITE),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", LLAMA),
+    "olmo3": ("Olmo3Config", "Olmo3ForCausalLM", OLMO3),
     "opt": ("OPTConfig", "OPTForCausalLM", OPT),
     "gpt-neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", MHA),
 }
@@ -172,6 +175,16 @@ VARIANTS = {
         {
             "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "logits_scaling": 0.3,
             "residual_multiplier": 1.5,
+        },
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo2-mha-biases": ("olmo2", {"num_key_value_heads": 4, "attention_bias": True, "num_hidden_layers": 4}),
+    "olmo3": ("olmo3", {}),
+    "olmo3-layer-types-yarn": (
+        "olmo3",
+        {
+            "num_hidden_layers": 3, "layer_types": [FULL, SLIDING, FULL],
+            "rope_parameters": {FULL: YARN_ROPE, SLIDING: {"rope_type": "default", "rope_theta": 10000.0}},
         },
     ),
     "opt": ("opt", {}),

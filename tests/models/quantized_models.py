@@ -1,7 +1,7 @@
 """Small models of every family in folders as AWQ, GPTQ and compressed-tensors write them."""
 
 import numpy as np
-from checkpoints import ARCHITECTURES, GEMMA, GEMMA3, GPT2, GRANITE, LLAMA, SMOLLM3, make
+from checkpoints import ARCHITECTURES, GEMMA, GEMMA3, GPT2, GRANITE, LLAMA, OLMO3, SMOLLM3, make
 
 from quantized_files import meaning, random_layer, write_folder
 
@@ -18,6 +18,7 @@ FAMILIES = {
     "gemma3": GEMMA3 | SIZES | {"head_dim": 16, "query_pre_attn_scalar": 16},
     "smollm3": SMOLLM3 | SIZES,
     "granite": GRANITE | SIZES,
+    "olmo3": OLMO3 | SIZES,
     "opt": {**ARCHITECTURES["opt"][2], "hidden_size": 64, "ffn_dim": 128, "word_embed_proj_dim": 64},
     "gpt-neox": ARCHITECTURES["gpt-neox"][2] | SIZES,
 }

@@ -92,7 +92,7 @@ def test_longest_sequence(pair):
     "variant",
     [
         "gpt2", "llama-rope-llama3", "mistral-window", "qwen2", "qwen3", "phi3-partial", "gemma2", "gemma3",
-        "opt", "gpt-neox", "smollm3", "granite",
+        "opt", "gpt-neox", "smollm3", "granite", "olmo3",
     ],
 )  # fmt: skip
 def test_half_precision_stays_close(variant, dtype, tmp_path):

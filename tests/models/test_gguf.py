@@ -3,6 +3,7 @@
 import pytest
 import torch
 from checkpoints import (
+    FULL,
     GEMMA,
     GEMMA3,
     GPT2,
@@ -11,7 +12,9 @@ from checkpoints import (
     LLAMA,
     LLAMA3_ROPE,
     MIXTRAL,
+    OLMO3,
     QWEN3_MOE,
+    SLIDING,
     SMOLLM3,
     YARN_ROPE,
     assert_matches,
@@ -63,6 +66,16 @@ VARIANTS = {
     # Files do not say which layers of SmolLM3 rotate: all but every fourth.
     "smollm3": ("smollm3", SMOLLM3 | SIZES | {"num_hidden_layers": 4, "no_rope_layer_interval": 4}),
     "granite": ("granite", GRANITE | SIZES | {"attention_bias": True}),
+    "olmo2": ("olmo2", LLAMA | SIZES),
+    "olmo3": (
+        "olmo3",
+        OLMO3 | SIZES | {
+            "rope_parameters": {
+                FULL: {k: v for k, v in YARN_ROPE.items() if "beta" not in k} | {"attention_factor": 1.3},
+                SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "gemma3": ("gemma3", GEMMA3 | SIZES | {"head_dim": 16, "query_pre_attn_scalar": 16}),
 }  # fmt: skip
 Q4_K_M = {"ffn_down": "Q6_K", "attn_v": "Q6_K", "token_embd": "Q6_K", "output.": "Q6_K"}
@@ -320,7 +333,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_an_error(tmp_path, monk
     assert len(batches[0]) > 5
 
 
-@pytest.mark.parametrize("variant", ["gpt2-untied", "llama-biases", "phi3", "gemma2", "gemma3", "qwen3"])
+@pytest.mark.parametrize("variant", ["gpt2-untied", "llama-biases", "phi3", "gemma2", "gemma3", "qwen3", "olmo3"])
 def test_messages_have_the_names_of_the_file(variant, tmp_path):
     import gguf
 

@@ -21,18 +21,12 @@ pytest.importorskip("peft", reason="peft is not installed")
 from checkpoints import make, prompts
 from peft_adapters import KINDS, logits, make_adapter, options_of, with_adapter
 
+PLAIN = (
+    "gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite", "olmo2", "olmo3",
+    "gpt-neox", "opt",
+)  # fmt: skip
 FAMILIES = {
-    "gpt2": ("gpt2", {}),
-    "llama": ("llama", {}),
-    "mistral": ("mistral", {}),
-    "qwen2": ("qwen2", {}),
-    "qwen3": ("qwen3", {}),
-    "gemma2": ("gemma2", {}),
-    "gemma3": ("gemma3", {}),
-    "smollm3": ("smollm3", {}),
-    "granite": ("granite", {}),
-    "gpt-neox": ("gpt-neox", {}),
-    "opt": ("opt", {}),
+    **{kind: (kind, {}) for kind in PLAIN},
     "opt-post-norm-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
     "phi3": ("phi3", {"num_key_value_heads": 4}),
 }

@@ -13,7 +13,7 @@ from rustvllm.worker.cpu_decoder import use_core_decoder
 
 FAMILIES = {
     "gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gpt-neox", "gemma2", "gemma3", "qwen3-moe", "mixtral",
-    "gpt-oss", "smollm3", "granite",
+    "gpt-oss", "smollm3", "granite", "olmo2", "olmo3",
 }  # fmt: skip
 OTHER_PLANS = {"opt-post-norm-projected", "opt-no-final-norm", "opt-bare"}
 """Norms after the parts, none at the end, norms without parameters: these stay with their modules."""
@@ -57,7 +57,9 @@ def test_one_call_equals_transformers(variant, tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("variant", ["llama", "gpt-neox", "gpt-neox-sequential-tied", "gemma2", "gemma3", "granite"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "gpt-neox", "gpt-neox-sequential-tied", "gemma2", "gemma3", "granite", "olmo2"]
+)
 def test_narrow_weights_equal_transformers_with_the_same_numbers(variant, form, tmp_path):
     reference = make(*VARIANTS[variant])
     reference.save_pretrained(tmp_path)

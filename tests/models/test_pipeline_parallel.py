@@ -79,7 +79,7 @@ def test_modules_give_it_too(two, kind):
     "variant",
     [
         "gpt2-untied", "gpt2-scalings", "llama-tied", "qwen2-tied-window", "phi3-window-tied", "gemma3-scaled-capped",
-        "opt-post-norm-projected", "gpt-neox-sequential-tied", "granite-biases-tied-thirds",
+        "opt-post-norm-projected", "gpt-neox-sequential-tied", "granite-biases-tied-thirds", "olmo3-layer-types-yarn",
     ],
 )  # fmt: skip
 def test_variants_of_the_families(two, variant):

@@ -246,8 +246,8 @@ def test_a_model_by_transformers_code(tmp_path):
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.Olmo2Config(**(LLAMA | SIZES))
-    reference = transformers.Olmo2ForCausalLM(config).eval()
+    config = transformers.StableLmConfig(**(LLAMA | SIZES))
+    reference = transformers.StableLmForCausalLM(config).eval()
     with torch.no_grad():
         for parameter in reference.parameters():
             if parameter.dim() == 2:

@@ -130,6 +130,9 @@ def test_quantised_weights(architecture):
         ("GraniteForCausalLM", {"embedding_multiplier": math.nan}, "'embedding_multiplier' must be a positive number"),
         ("GraniteForCausalLM", {"attention_multiplier": -1}, "'attention_multiplier' must be a positive number, got"),
         ("GraniteForCausalLM", {"logits_scaling": math.inf}, "'logits_scaling' must be a positive number, got inf"),
+        ("Olmo2ForCausalLM", {"clip_qkv": 8.0}, "'clip_qkv' = 8.0 is not supported; supported: None"),
+        ("Olmo3ForCausalLM", {"sliding_window": None}, "layer 0 has 'sliding_attention', but 'sliding_window' is not"),
+        ("Olmo3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "must hold an object for each type"),
         ("GPT2LMHeadModel", {"add_cross_attention": True}, "'add_cross_attention' = True is not supported"),
     ],
 )  # fmt: skip

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from checkpoints import FULL, GEMMA3, SLIDING, VARIANTS, load, make
+from checkpoints import FULL, GEMMA3, SLIDING, VARIANTS, YARN_ROPE, load, make
 from safetensors.torch import load_file, save_file
 
 from rustvllm.attention.metadata import AttentionMetadata
@@ -68,6 +68,12 @@ LONG = {"short_factor": [1.0, 1.1, 1.5, 2.0], "long_factor": [1.0, 1.7, 3.0, 9.0
         ("smollm3", ["no_rope_layers", "layer_types", "rope_parameters"], {"rope_theta": 2e6}),
         ("smollm3", ["no_rope_layers", "layer_types", "rope_parameters", "tie_word_embeddings"], {}),
         ("granite", ["rope_parameters"], {"rope_theta": 1e4, "rope_scaling": None}),
+        ("olmo2", ["rope_parameters"], {"rope_theta": 1e4}),
+        ("olmo3", ["layer_types", "rope_parameters"], {}),
+        (
+            "olmo3-layer-types-yarn", ["rope_parameters"],
+            {"rope_theta": 1e4, "rope_scaling": {k: v for k, v in YARN_ROPE.items() if k != "rope_theta"}},
+        ),
         (
             "gemma3", ["layer_types", "rope_parameters", "_sliding_window_pattern"],
             {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 3},

@@ -88,7 +88,7 @@ def test_modules_give_it_too(two, kind):
     [
         "gpt2-untied", "gpt2-scalings", "llama-mqa", "llama-tied", "llama-biases", "qwen2-tied-window",
         "phi3-window-tied", "gemma3-scaled-capped", "opt-post-norm-projected", "gpt-neox-sequential-tied",
-        "smollm3-listed-window-biases-untied", "granite-biases-tied-thirds",
+        "smollm3-listed-window-biases-untied", "granite-biases-tied-thirds", "olmo2-mha-biases",
     ],
 )  # fmt: skip
 def test_variants_of_the_families(two, variant):

@@ -48,7 +48,7 @@ FALLBACKS = {
     ),
 }  # fmt: skip
 
-OF_THEIR_OWN = {"gemma2", "granite", "mixtral"}
+OF_THEIR_OWN = {"gemma2", "granite", "mixtral", "olmo2"}
 """Families that have a model here, too."""
 
 
@@ -179,7 +179,7 @@ def test_llama_by_transformers_is_llama_by_us(tmp_path):
 def test_half_precision_stays_close(dtype, tmp_path):
     reference = make("olmo2", {})
     reference.save_pretrained(tmp_path)
-    model = load(tmp_path, dtype=dtype)
+    model = load(tmp_path, dtype=dtype, model_impl="transformers")
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     requests = greedy([3, 9], 4)
     NaiveEngine(model).run(requests)

@@ -62,16 +62,16 @@ impl DecoderNorm {
     }
 }
 
-/// A block: attention and MLP, each on the normed stream and added to it, perhaps normed once more before that.
+/// A block: attention and MLP, each on the stream and added to it. There are norms before, after, or on both sides of each.
 #[derive(Debug)]
 pub struct DecoderBlock {
-    /// Before attention.
-    pub attention_norm: DecoderNorm,
+    /// Before attention. None: it reads the stream as it is.
+    pub attention_norm: Option<DecoderNorm>,
     /// Query, key and value, one after the other.
     pub qkv: Arc<PackedLinear>,
     /// Whether these are of one head after the other, instead of all heads' queries, all keys and all values.
     pub is_by_head: bool,
-    /// Of each head of queries and of keys, or none.
+    /// Of each head of queries and of keys, or of all heads of queries and all of keys together, or none.
     pub head_norms: Option<[DecoderNorm; 2]>,
     /// Which of a step's angles queries and keys are turned by; None: they are not turned.
     pub rotary: Option<usize>,
@@ -85,8 +85,8 @@ pub struct DecoderBlock {
     pub sinks: Vec<f32>,
     /// From the heads to the stream.
     pub out: Arc<PackedLinear>,
-    /// Before the MLP.
-    pub mlp_norm: DecoderNorm,
+    /// Before the MLP. None: it reads the stream as it is.
+    pub mlp_norm: Option<DecoderNorm>,
     /// Whether the MLP reads the stream that attention reads, before anything is added to that.
     pub is_parallel: bool,
     /// The MLP.
@@ -172,19 +172,19 @@ impl Decoder {
         heads: Heads,
     ) -> Result<Self, DecoderError> {
         let last_norm = last_norm.into();
-        let first_norm = blocks.first().map(|block| &block.attention_norm);
-        let hidden_size = last_norm.as_ref().or(first_norm).map_or(0, |norm| norm.weight.len());
+        let first_input = blocks.first().map_or(0, |block| block.qkv.in_features());
+        let hidden_size = last_norm.as_ref().map_or(first_input, |norm| norm.weight.len());
         let (query_row, key_row, head_dim) = (heads.query_row(), heads.key_row(), heads.head_dim);
         let mut inner_size = 0;
         for (block, parts) in blocks.iter().enumerate() {
-            let head_norms = parts
-                .head_norms
-                .as_ref()
-                .map_or([head_dim; 2], |norms| norms.each_ref().map(|norm| norm.weight.len()));
-            let post_norms = parts
-                .post_norms
-                .as_ref()
-                .map_or([hidden_size; 2], |norms| norms.each_ref().map(|norm| norm.weight.len()));
+            let head_norms = widths(parts.head_norms.as_ref(), [head_dim; 2]);
+            let post_norms = widths(parts.post_norms.as_ref(), [hidden_size; 2]);
+            let pre_norms = [&parts.attention_norm, &parts.mlp_norm]
+                .map(|norm| norm.as_ref().map_or(hidden_size, |norm| norm.weight.len()));
+            let has_all = parts.attention_norm.is_some() && parts.mlp_norm.is_some();
+            if !has_all && parts.post_norms.is_none() {
+                return Err(DecoderError::NoNorm { block });
+            }
             if parts.is_parallel && parts.post_norms.is_some() {
                 return Err(DecoderError::Parallel { block });
             }
@@ -200,15 +200,15 @@ impl Decoder {
                 inner_size = inner_size.max(parts.qkv.out_features());
             }
             for (name, found, expected) in [
-                ("the norm of a query's head", head_norms[0], head_dim),
-                ("the norm of a key's head", head_norms[1], head_dim),
-                ("the norm before attention", parts.attention_norm.weight.len(), hidden_size),
+                ("the norm of a query's head", head_norms[0], one_or_all(head_norms[0], head_dim, query_row)),
+                ("the norm of a key's head", head_norms[1], one_or_all(head_norms[1], head_dim, key_row)),
+                ("the norm before attention", pre_norms[0], hidden_size),
                 ("the input of qkv", parts.qkv.in_features(), hidden_size),
                 ("qkv", parts.qkv.out_features(), query_row.saturating_add(key_row.saturating_mul(2))),
                 ("the sinks", parts.sinks.len(), if parts.sinks.is_empty() { 0 } else { heads.num_heads }),
                 ("the input of out", parts.out.in_features(), query_row),
                 ("out", parts.out.out_features(), hidden_size),
-                ("the norm before the MLP", parts.mlp_norm.weight.len(), hidden_size),
+                ("the norm before the MLP", pre_norms[1], hidden_size),
                 ("the norm after attention", post_norms[0], hidden_size),
                 ("the norm after the MLP", post_norms[1], hidden_size),
             ] {
@@ -536,4 +536,14 @@ impl Decoder {
         }
         Ok(())
     }
+}
+
+/// Features of two norms; without norms those that they would have.
+fn widths(norms: Option<&[DecoderNorm; 2]>, without: [usize; 2]) -> [usize; 2] {
+    norms.map_or(without, |norms| norms.each_ref().map(|norm| norm.weight.len()))
+}
+
+/// What the norm of heads may have: the features of all heads, if it has these, else those of one.
+fn one_or_all(found: usize, head_dim: usize, row: usize) -> usize {
+    if found == row { row } else { head_dim }
 }

@@ -42,7 +42,7 @@ fn decoder_with(is_gated: bool, gains: &[f32]) -> Decoder {
     let norm =
         |seed| DecoderNorm { kind: NormKind::Rms, weight: numbers(seed, WIDTH), bias: None, eps: 1e-5 };
     let block = |seed| DecoderBlock {
-        attention_norm: norm(seed),
+        attention_norm: Some(norm(seed)),
         qkv: layer(seed + 1, 128, WIDTH, gains),
         is_by_head: false,
         head_norms: None,
@@ -52,7 +52,7 @@ fn decoder_with(is_gated: bool, gains: &[f32]) -> Decoder {
         soft_cap: None,
         sinks: Vec::new(),
         out: layer(seed + 2, WIDTH, 64, gains),
-        mlp_norm: norm(seed + 3),
+        mlp_norm: Some(norm(seed + 3)),
         is_parallel: false,
         mlp: Mlp::Dense(DenseMlp {
             up: layer(seed + 4, if is_gated { 2 * INNER } else { INNER }, WIDTH, gains),

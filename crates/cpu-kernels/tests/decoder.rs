@@ -2,11 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/blocks.rs"]
+mod blocks;
 #[path = "common/numbers.rs"]
 mod numbers;
 
 use std::{num::NonZeroU32, sync::Arc};
 
+use blocks::{
+    CACHE, HEADS, INNER, LAYOUT, WIDTH, block, dense, layer, only_post_normed_block, parallel_block,
+    post_normed_block, rotary_block, some_norm,
+};
 use cpu_kernels::{
     Activation, AttentionOptions, CacheElement, CacheLayout, Decoder, DecoderBlock, DecoderError,
     DecoderNorm, DecoderOut, DenseMlp, Element, Epilogue, Heads, Int8Head, Kernel, Logits, Matrix, Mlp, Norm,
@@ -14,97 +20,6 @@ use cpu_kernels::{
     WeightKind, apply_gates, attend, bf16, linear, norm, prepare_heads, reference::PlainHead, write_kv,
 };
 use numbers::{narrowed, numbers};
-
-const HEADS: Heads = Heads { num_heads: 4, num_kv_heads: 2, head_dim: 16 };
-const WIDTH: usize = 36;
-const INNER: usize = 53;
-const LAYOUT: CacheLayout = CacheLayout { num_blocks: 9, block_size: 4, num_kv_heads: 2, head_dim: 16 };
-const CACHE: usize = 2 * 9 * 4 * 2 * 16;
-
-fn layer(seed: u64, outputs: usize, inputs: usize, kind: WeightKind) -> Arc<PackedLinear> {
-    let threads = Threads::new(1).unwrap();
-    let mut packed = PackedLinear::new(outputs, inputs, kind).unwrap();
-    let weight = numbers(seed, outputs * inputs);
-    packed.pack_rows(0, Matrix::new(&weight, outputs, inputs).unwrap(), &threads).unwrap();
-    packed.set_bias(Some(&numbers(seed + 77, outputs))).unwrap();
-    Arc::new(packed)
-}
-
-fn some_norm(seed: u64, kind: NormKind) -> DecoderNorm {
-    let bias = (kind == NormKind::Layer).then(|| numbers(seed + 1, WIDTH));
-    DecoderNorm { kind, weight: numbers(seed, WIDTH), bias, eps: 1e-5 }
-}
-
-fn mlp(seed: u64, kind: WeightKind, is_gated: bool, activation: Activation) -> Mlp {
-    let up = layer(seed + 5, if is_gated { 2 * INNER } else { INNER }, WIDTH, kind);
-    Mlp::Dense(DenseMlp { up, is_gated, activation, down: layer(seed + 6, WIDTH, INNER, kind) })
-}
-
-fn dense(mlp: &mut Mlp) -> &mut DenseMlp {
-    match mlp {
-        Mlp::Dense(mlp) => mlp,
-        Mlp::Experts(_) => panic!("no block here has experts"),
-    }
-}
-
-fn block(seed: u64, kind: WeightKind) -> DecoderBlock {
-    DecoderBlock {
-        attention_norm: some_norm(seed + 1, NormKind::Layer),
-        qkv: layer(seed + 2, 128, WIDTH, kind),
-        is_by_head: false,
-        head_norms: None,
-        rotary: None,
-        scale: 0.25,
-        sliding_window: None,
-        soft_cap: None,
-        sinks: Vec::new(),
-        out: layer(seed + 3, WIDTH, 64, kind),
-        mlp_norm: some_norm(seed + 4, NormKind::Rms),
-        is_parallel: false,
-        mlp: mlp(seed, kind, false, Activation::GeluTanh),
-        post_norms: None,
-    }
-}
-
-/// With all that the other block does without.
-fn rotary_block(seed: u64, kind: WeightKind) -> DecoderBlock {
-    let head_norm = |seed| {
-        let weight = numbers(seed, HEADS.head_dim);
-        DecoderNorm { kind: NormKind::Rms, weight, bias: None, eps: 1e-5 }
-    };
-    DecoderBlock {
-        head_norms: Some([head_norm(seed + 7), head_norm(seed + 8)]),
-        rotary: Some(0),
-        sliding_window: NonZeroU32::new(3),
-        soft_cap: Some(2.0),
-        sinks: numbers(seed + 12, HEADS.num_heads),
-        mlp: mlp(seed, kind, true, Activation::Silu),
-        ..block(seed, kind)
-    }
-}
-
-/// As the block above, with norms after its parts and angles of its own.
-fn post_normed_block(seed: u64, kind: WeightKind) -> DecoderBlock {
-    DecoderBlock {
-        rotary: Some(1),
-        mlp: mlp(seed, kind, true, Activation::GeluTanh),
-        post_norms: Some([seed + 9, seed + 11].map(|seed| some_norm(seed, NormKind::Rms))),
-        ..rotary_block(seed, kind)
-    }
-}
-
-/// Attention and MLP side by side, and a projection that gives one head after the other.
-fn parallel_block(seed: u64, kind: WeightKind) -> DecoderBlock {
-    DecoderBlock {
-        qkv: layer(seed + 2, 192, WIDTH, kind),
-        is_by_head: true,
-        rotary: Some(1),
-        mlp_norm: some_norm(seed + 4, NormKind::Layer),
-        is_parallel: true,
-        mlp: mlp(seed, kind, false, Activation::GeluErf),
-        ..block(seed, kind)
-    }
-}
 
 const AS_MANY_KEYS: Heads = Heads { num_kv_heads: 4, ..HEADS };
 
@@ -144,9 +59,14 @@ fn batch() -> RaggedBatch {
 fn apply_norm<E: Element>(parts: &DecoderNorm, x: &[E], threads: &Threads) -> Vec<E> {
     let mut out = vec![E::narrow(0.0); x.len()];
     let parts = Norm { kind: parts.kind, weight: &parts.weight, bias: parts.bias.as_deref(), eps: parts.eps };
-    let (from, to) = (TokenRows { data: x, stride: WIDTH }, OutRows { data: &mut out, stride: WIDTH });
-    norm(&parts, from, x.len() / WIDTH, Sum::None, Kernel::best_for_products(), threads, to).unwrap();
+    let width = parts.weight.len();
+    let (from, to) = (TokenRows { data: x, stride: width }, OutRows { data: &mut out, stride: width });
+    norm(&parts, from, x.len() / width, Sum::None, Kernel::best_for_products(), threads, to).unwrap();
     out
+}
+
+fn maybe_normed<E: Element>(parts: Option<&DecoderNorm>, x: &[E], threads: &Threads) -> Vec<E> {
+    parts.map_or_else(|| x.to_vec(), |parts| apply_norm(parts, x, threads))
 }
 
 /// The stream with the normed result of a part.
@@ -192,7 +112,7 @@ fn one_by_one<E: Element, C: CacheElement<E>>(
     let (queries, keys) = (heads.num_heads * 16, heads.num_kv_heads * 16);
     let stride = queries + 2 * keys;
     for (block, cache) in blocks.iter().zip(caches) {
-        let normed = apply_norm(&block.attention_norm, &hidden, threads);
+        let normed = maybe_normed(block.attention_norm.as_ref(), &hidden, threads);
         let mut qkv = product(&block.qkv, &normed, Activation::None, None, threads);
         if block.is_by_head {
             let given = qkv.clone();
@@ -202,7 +122,17 @@ fn one_by_one<E: Element, C: CacheElement<E>>(
                 *x = given[token * stride + (3 * head + part) * 16 + feature];
             }
         }
-        let norms = block.head_norms.as_ref().map(|norms| {
+        let mut of_heads = block.head_norms.as_ref();
+        if let Some([of_queries, of_keys]) = of_heads.filter(|[norm, _]| norm.weight.len() > heads.head_dim) {
+            for row in qkv.chunks_mut(stride) {
+                let (query, rest) = row.split_at_mut(queries);
+                query.copy_from_slice(&apply_norm(of_queries, query, threads));
+                let normed = apply_norm(of_keys, &rest[..keys], threads);
+                rest[..keys].copy_from_slice(&normed);
+            }
+            of_heads = None;
+        }
+        let norms = of_heads.map(|norms| {
             norms.each_ref().map(|norm| Norm {
                 kind: norm.kind,
                 weight: &norm.weight,
@@ -233,7 +163,7 @@ fn one_by_one<E: Element, C: CacheElement<E>>(
             }
         };
         let read = if block.is_parallel { &before } else { &hidden };
-        let normed = apply_norm(&block.mlp_norm, read, threads);
+        let normed = maybe_normed(block.mlp_norm.as_ref(), read, threads);
         let Mlp::Dense(mlp) = &block.mlp else { panic!("no block here has experts") };
         let inner = if mlp.is_gated {
             let mut both = product(&mlp.up, &normed, Activation::None, None, threads);
@@ -262,6 +192,11 @@ fn check<E: Element, C: PlainHead + CacheElement<E>>(kind: WeightKind) {
             "normed after",
             HEADS,
             [post_normed_block(10, kind), rotary_block(20, kind), post_normed_block(50, kind)],
+        ),
+        (
+            "normed only after",
+            HEADS,
+            [only_post_normed_block(10, kind), rotary_block(20, kind), only_post_normed_block(50, kind)],
         ),
     ] {
         check_blocks::<E, C>(blocks.into(), heads, &format!("{kind:?}, {what}"));
@@ -496,8 +431,14 @@ fn what_does_not_fit_is_refused() {
     };
     let wrong = |name, found, expected| DecoderError::Features { block: 1, name, found, expected };
     let cases: [(fn(&mut DecoderBlock), _); 10] = [
-        (|block| block.attention_norm.weight.truncate(3), wrong("the norm before attention", 3, 36)),
-        (|block| block.mlp_norm.weight.truncate(4), wrong("the norm before the MLP", 4, 36)),
+        (
+            |block| block.attention_norm.as_mut().unwrap().weight.truncate(3),
+            wrong("the norm before attention", 3, 36),
+        ),
+        (
+            |block| block.mlp_norm.as_mut().unwrap().weight.truncate(4),
+            wrong("the norm before the MLP", 4, 36),
+        ),
         (|block| block.qkv = layer(1, 127, 36, WeightKind::F32), wrong("qkv", 127, 128)),
         (|block| block.out = layer(1, 36, 60, WeightKind::F32), wrong("the input of out", 60, 64)),
         (|block| dense(&mut block.mlp).down = layer(1, 35, 53, WeightKind::F32), wrong("down", 35, 36)),
@@ -531,6 +472,11 @@ fn what_does_not_fit_is_refused() {
         .unwrap_err(),
         DecoderError::Parallel { block: 1 }
     );
+    let without: [fn(&mut DecoderBlock); 2] =
+        [|block| block.attention_norm = None, |block| block.mlp_norm = None];
+    for change in without {
+        assert_eq!(make(change).unwrap_err(), DecoderError::NoNorm { block: 1 });
+    }
     let error = DecoderError::ByHead { block: 1, num_heads: 4, num_kv_heads: 2 };
     assert_eq!(make(|block| block.is_by_head = true).unwrap_err(), error);
     assert!(

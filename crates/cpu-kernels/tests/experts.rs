@@ -70,7 +70,7 @@ fn block(mlp: Mlp) -> DecoderBlock {
     let norm =
         |seed| DecoderNorm { kind: NormKind::Rms, weight: numbers(seed, WIDTH), bias: None, eps: 1e-5 };
     DecoderBlock {
-        attention_norm: norm(1),
+        attention_norm: Some(norm(1)),
         qkv: layer(2, 128, WIDTH, WeightKind::F32),
         is_by_head: false,
         head_norms: None,
@@ -80,7 +80,7 @@ fn block(mlp: Mlp) -> DecoderBlock {
         soft_cap: None,
         sinks: Vec::new(),
         out: layer(3, WIDTH, 64, WeightKind::F32),
-        mlp_norm: norm(4),
+        mlp_norm: Some(norm(4)),
         is_parallel: false,
         mlp,
         post_norms: None,
@@ -99,7 +99,8 @@ fn product<E: Element>(layer: &PackedLinear, x: &[E]) -> Vec<E> {
 /// The stream of one token after the block's MLP.
 fn one_token<E: Element>(block: &DecoderBlock, adds: bool, stream: &[E]) -> Vec<E> {
     let Mlp::Experts(mlp) = &block.mlp else { panic!("the block has experts") };
-    let (parts, kernel, threads) = (&block.mlp_norm, Kernel::best_for_products(), &Threads::alone());
+    let (parts, kernel, threads) =
+        (block.mlp_norm.as_ref().unwrap(), Kernel::best_for_products(), &Threads::alone());
     let parts = Norm { kind: parts.kind, weight: &parts.weight, bias: None, eps: parts.eps };
     let mut normed = vec![E::narrow(0.0); WIDTH];
     let (from, to) =

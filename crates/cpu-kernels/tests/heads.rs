@@ -135,6 +135,28 @@ fn clamped_gates_multiply_clamped_features_and_one() {
     }
 }
 
+/// Norms of all heads of queries together, and of all of keys.
+#[test]
+fn heads_are_normed_together() {
+    let threads = Threads::new(2).unwrap();
+    let heads = Heads { num_heads: 6, num_kv_heads: 3, head_dim: 10 };
+    let (num_tokens, row) = (7, 12 * 10);
+    let given: Vec<f32> = narrowed(3, num_tokens * row);
+    let weights = [numbers(4, 60), numbers(5, 30)];
+    let norms = weights.each_ref().map(|weight| Norm { kind: NormKind::Rms, weight, bias: None, eps: 1e-6 });
+    for kernel in Kernel::available() {
+        let mut found = given.clone();
+        prepare_heads(&mut found, num_tokens, heads, Some(&norms), None, kernel, &threads).unwrap();
+        for (found, given) in found.chunks(row).zip(given.chunks(row)) {
+            let given: Vec<f64> = given.iter().map(|&x| f64::from(x)).collect();
+            let mut expected = normed(&given[..60], &weights[0], |x| x);
+            expected.extend(normed(&given[60..90], &weights[1], |x| x));
+            expected.extend(&given[90..]);
+            assert_near(found, &expected, 1e-5, kernel.name());
+        }
+    }
+}
+
 /// A row has the same bits alone and among others that are shared out.
 #[test]
 fn a_row_alone_has_the_same_bits_as_in_company() {

@@ -17,7 +17,7 @@ class CoreBlock(TypedDict):
     The MLP is either ``dense`` or of ``experts``; the other one is None.
     """
 
-    attention_norm: _Norm
+    attention_norm: _Norm | None
     qkv: PackedLinear
     is_by_head: bool
     head_norms: tuple[_Norm, _Norm] | None
@@ -27,7 +27,7 @@ class CoreBlock(TypedDict):
     soft_cap: float | None
     sinks: npt.NDArray[np.float32] | None
     out: PackedLinear
-    mlp_norm: _Norm
+    mlp_norm: _Norm | None
     is_parallel: bool
     dense: CoreMLP | None
     experts: CoreExperts | None

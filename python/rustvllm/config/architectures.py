@@ -43,6 +43,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         Architecture("MistralForCausalLM", "mistral", "mistral"),
         Architecture("MixtralForCausalLM", "mixtral", "mixtral", is_cpu_only=True),
         Architecture("OPTForCausalLM", "opt", "opt", is_multi_head=True),
+        Architecture("Olmo2ForCausalLM", "olmo2", "olmo2"),
+        Architecture("Olmo3ForCausalLM", "olmo3", "olmo2"),
         Architecture("Phi3ForCausalLM", "phi3", "phi3"),
         Architecture("Qwen2ForCausalLM", "qwen2", "qwen2"),
         Architecture("Qwen2VLForConditionalGeneration", "qwen2_vl", "vision.qwen2_vl"),

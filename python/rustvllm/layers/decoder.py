@@ -50,18 +50,20 @@ class ExpertMLPParts:
 
 @dataclass(frozen=True, slots=True)
 class PreNormBlock:
-    """Causal attention and an MLP: each reads the normed stream and adds its result to the stream.
+    """Causal attention and an MLP: each reads the stream, most often normed, and adds its result to the stream.
 
-    The norm before the MLP reads the stream with attention added or, with ``is_parallel``, the one that attention read.
+    Without a norm before attention or the MLP there are ``post_norms``. The norm before the MLP reads the stream with
+    attention added or, with ``is_parallel``, the one that attention read.
 
     Attributes:
-        attention_norm: The norm before attention.
+        attention_norm: The norm before attention; None: it reads the stream as it is.
         qkv: Computes query, key and value of all heads, one after the other.
         scale: Factor on the products of queries and keys.
         out: Maps the heads to the stream.
-        mlp_norm: The norm before the MLP.
+        mlp_norm: The norm before the MLP; None: it reads the stream as it is.
         mlp: The MLP.
-        head_norms: Norms of each query head and of each key head, before they are rotated; None if there are none.
+        head_norms: Norms of each query head and of each key head, or of all query heads and of all key heads together,
+            before they are rotated; None if there are none.
         rotary: Index of the decoder's turns that rotate queries and keys; None if positions are added to the stream.
         sliding_window: How many tokens a query sees, including itself; None: all.
         soft_cap: See ``AttentionPlan.forward``.
@@ -71,11 +73,11 @@ class PreNormBlock:
         post_norms: Norms of the results of attention and MLP, before they are added; None if there are none.
     """
 
-    attention_norm: nn.Module
+    attention_norm: nn.Module | None
     qkv: Linear
     scale: float
     out: Linear
-    mlp_norm: nn.Module
+    mlp_norm: nn.Module | None
     mlp: DenseMLPParts | ExpertMLPParts
     head_norms: tuple[nn.Module, nn.Module] | None = None
     rotary: int | None = None

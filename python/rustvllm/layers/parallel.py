@@ -22,6 +22,7 @@ from rustvllm.distributed.stages import WHOLE, Stage
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.activation import Activation
 from rustvllm.layers.linear import Embedding, Linear
+from rustvllm.layers.norm import RMSNorm
 
 VOCABULARY_UNIT = 64
 """Each rank has a multiple of this many rows of the embedding and the head; rows beyond the vocabulary are zeros."""
@@ -304,11 +305,64 @@ class RowLinear(Linear):
         return self.group.all_reduce(product, self.layer)
 
 
+class HeadsNorm(RMSNorm):
+    """An ``RMSNorm`` of the features of all heads together, of which each rank has some.
+
+    Args:
+        heads: The rank's heads.
+        head_dim: Features of a head.
+        eps: Added to the mean of the squares.
+
+    Attributes:
+        group: The ranks.
+        layer: See ``RowLinear``.
+        shards: This rank's part of the weight.
+    """
+
+    def __init__(self, heads: Part, head_dim: int, eps: float) -> None:
+        super().__init__(heads.count * head_dim, eps)
+        self.group = building_group()
+        self.layer = -1
+        part = Part(heads.count * head_dim, heads.first * head_dim, heads.whole * head_dim)
+        # Ranks that have the same head each add its squares.
+        self._divisor = part.whole * (heads.count * self.group.size // heads.whole)
+        self.shards: Mapping[str, Shard] = {"weight": Shard(0, (part,))} if self.group.size > 1 else {}
+
+    def mean_part(self, x: Tensor) -> Tensor:
+        """What this rank adds to the mean of the squares, ``[num_tokens]``.
+
+        Args:
+            x: float32 ``[num_tokens, features of the rank's heads]``.
+        """
+        return x.square().sum(-1) / self._divisor
+
+    @staticmethod
+    def norm_both(queries: HeadsNorm, keys: HeadsNorm, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Norm queries and keys; ranks exchange their sums once.
+
+        Args:
+            queries: The norm of queries.
+            keys: The norm of keys.
+            query: ``[num_tokens, features of the rank's query heads]``.
+            key: ``[num_tokens, features of the rank's key heads]``.
+        """
+        group = queries.group
+        if group.size == 1:
+            return queries(query.contiguous()), keys(key.contiguous())
+        both = [(norm, x.to(torch.float32)) for norm, x in ((queries, query), (keys, key))]
+        means = group.all_reduce(torch.stack([norm.mean_part(x) for norm, x in both]), queries.layer)
+        normed = [
+            norm.weight * (x * torch.rsqrt(mean[:, None] + norm.eps)).to(query.dtype)
+            for (norm, x), mean in zip(both, means, strict=True)
+        ]
+        return normed[0], normed[1]
+
+
 def number_layers(model: nn.Module) -> None:
-    """Set the layer number of each ``RowLinear``, from its name in the checkpoint."""
+    """Set the layer number of each module that ranks meet in, from its name in the checkpoint."""
     for name, module in model.named_modules():
         numbers = [part for part in name.split(".") if part.isdecimal()]
-        if isinstance(module, RowLinear) and numbers:
+        if isinstance(module, RowLinear | HeadsNorm) and numbers:
             module.layer = int(numbers[0])
 
 

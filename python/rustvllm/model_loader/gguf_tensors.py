@@ -35,6 +35,11 @@ _GEMMA: Final[Mapping[str, str]] = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_OLMO2: Final[Mapping[str, str]] = {
+    **{name: module for name, module in _ROTARY.items() if name not in ("attn_norm", "ffn_norm")},
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _GPT_OSS: Final[Mapping[str, str]] = {
     **{name: module for name, module in _ROTARY.items() if name != "ffn_norm"},
     "attn_sinks": "self_attn.sinks",
@@ -56,6 +61,7 @@ _LAYERS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "gpt2": ("h", _GPT2),
     "granite": ("model.layers", _ROTARY),
     "llama": ("model.layers", _ROTARY),
+    "olmo2": ("model.layers", _OLMO2),
     "phi3": ("model.layers", {**_ROTARY, "ffn_up": "mlp.gate_up_proj"}),
     "qwen2": ("model.layers", _ROTARY),
     "qwen3": ("model.layers", _ROTARY),

@@ -253,8 +253,8 @@ class CausalLM(nn.Module, ABC):
         if not kernel.takes(num_tokens, attention) or not kernel.takes_head(num_rows):
             return None
         hidden = self._embedded(input_ids, positions)
-        # Logits that differ may become equal when capped, or scaled by what is no power of two: then the first of the
-        # largest must be found after that.
+        # Logits that differ may become equal when they are capped, or when their scale is not a power of two: the first
+        # of the largest must be found after that.
         chooses = chooses and self.logit_cap is None and math.frexp(self.logit_scale)[0] == _OF_POWERS_OF_TWO
         result = kernel.forward_logits(hidden, positions, kv_caches, attention, places, chooses=chooses)
         self._finish_logits(result.logits)

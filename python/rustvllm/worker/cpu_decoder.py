@@ -230,8 +230,8 @@ def use_core_decoder(model: CausalLM) -> None:
 def _takes_all(outline: PreNormDecoder, index: int) -> bool:
     norms = [norm for block in outline.blocks for norm in (block.attention_norm, block.mlp_norm)]
     norms += [norm for block in outline.blocks for norm in (*(block.head_norms or ()), *(block.post_norms or ()))]
-    norms += [] if outline.last_norm is None else [outline.last_norm]
-    if not all(isinstance(getattr(norm, "kernel", None), CoreNorm) for norm in norms):
+    norms.append(outline.last_norm)
+    if not all(isinstance(getattr(norm, "kernel", None), CoreNorm) for norm in norms if norm is not None):
         return False
     parts = [part for block in outline.blocks for part in _dense_parts(block)]
     if any(core_activation(part.activation) is None for part in parts):
@@ -280,7 +280,7 @@ def _make_core(outline: PreNormDecoder, model: CausalLM, head: _core.PackedLinea
     blocks = list(map(_core_block, outline.blocks))
     spec = model.kv_cache_spec
     num_heads = outline.blocks[0].out.weight.shape[1] // spec.head_dim
-    last_norm = None if outline.last_norm is None else _norm(outline.last_norm)
+    last_norm = _norm(outline.last_norm)
     turns = [
         (turn.inv_freq.float().numpy(), turn.attention_scaling, [] if turn.axes is None else turn.axes.tolist())
         for turn in outline.turns
@@ -339,10 +339,14 @@ def _packed(linear: Linear) -> _core.PackedLinear:
 
 
 def _both(norms: tuple[nn.Module, nn.Module] | None) -> tuple[NormParts, NormParts] | None:
-    return None if norms is None else (_norm(norms[0]), _norm(norms[1]))
+    return None if norms is None else (_parts(norms[0]), _parts(norms[1]))
 
 
-def _norm(norm: nn.Module) -> NormParts:
+def _norm(norm: nn.Module | None) -> NormParts | None:
+    return None if norm is None else _parts(norm)
+
+
+def _parts(norm: nn.Module) -> NormParts:
     kernel = norm.kernel
     assert isinstance(kernel, CoreNorm)
     return kernel.parts

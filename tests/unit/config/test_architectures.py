@@ -39,6 +39,7 @@ def read(tmp_path, config):
         ("Phi3ForCausalLM", {}, 8, 8),
         ("SmolLM3ForCausalLM", {"num_key_value_heads": 2}, 2, 8),
         ("GraniteForCausalLM", {"num_key_value_heads": 2}, 2, 8),
+        ("Olmo3ForCausalLM", {"num_key_value_heads": None}, 8, 8),
         ("Gemma2ForCausalLM", {"num_key_value_heads": 4}, 4, 256),
         ("Gemma3ForCausalLM", {"num_key_value_heads": 4, "head_dim": None}, 4, 256),
     ],

@@ -55,6 +55,8 @@ SMALL_MOE = SMALL_LLAMA | {"moe_intermediate_size": 45, "num_experts": 7, "num_e
         "gemma3-bfloat16",
         "gemma3-int4-g32",
         "granite",
+        "olmo3",
+        "olmo3-int8",
     ],
 )
 def model(request):
@@ -73,6 +75,7 @@ def make_model(name):
         "neox": (SMALL_LLAMA | {"num_attention_heads": 3, "rotary_pct": 0.5}, "GPTNeoXForCausalLM"),
         "gemma2": (SMALL_LLAMA | {"sliding_window": 9}, "Gemma2ForCausalLM"),
         "granite": (SMALL_LLAMA | {"embedding_multiplier": 3.0, "residual_multiplier": 0.2}, "GraniteForCausalLM"),
+        "olmo3": (SMALL_LLAMA | {"sliding_window": 9}, "Olmo3ForCausalLM"),
         "gemma3": (SMALL_LLAMA | {"sliding_window": 9, "sliding_window_pattern": 2}, "Gemma3ForCausalLM"),
     }[name.partition("-")[0]]
     dtype = torch.bfloat16 if "bfloat16" in name else torch.float32

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from checkpoints import GPT2, GPT_OSS, LLAMA, QWEN3_MOE, YARN_ROPE
+from checkpoints import FULL, GPT2, GPT_OSS, LLAMA, QWEN3_MOE, SLIDING, YARN_ROPE
 from naive_schedule import NaiveEngine, Request
 
 from rustvllm import _core
@@ -22,6 +22,7 @@ from rustvllm.models.granite import GraniteForCausalLM
 from rustvllm.models.llama import LlamaForCausalLM, SmolLM3ForCausalLM
 from rustvllm.models.mistral import MistralForCausalLM
 from rustvllm.models.mixtral import MixtralForCausalLM
+from rustvllm.models.olmo2 import Olmo2ForCausalLM, Olmo3ForCausalLM
 from rustvllm.models.opt import OPTForCausalLM
 from rustvllm.models.phi3 import Phi3ForCausalLM
 from rustvllm.models.qwen2 import Qwen2ForCausalLM
@@ -127,6 +128,8 @@ ROTARY = {
     "gemma3": (Gemma3ForCausalLM, SIZES | {"sliding_window": 9, "sliding_window_pattern": 2, "head_dim": 16}),
     "smollm3": (SmolLM3ForCausalLM, SIZES | {"no_rope_layer_interval": 2}),
     "granite": (GraniteForCausalLM, SIZES | {"residual_multiplier": 0.3, "embedding_multiplier": 4.0}),
+    "olmo2": (Olmo2ForCausalLM, SIZES),
+    "olmo3": (Olmo3ForCausalLM, SIZES | {"sliding_window": 9, "layer_types": [SLIDING, FULL, SLIDING]}),
     "phi3-partial": (Phi3ForCausalLM, SIZES | {"partial_rotary_factor": 0.5}),
 }
 

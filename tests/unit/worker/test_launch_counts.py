@@ -17,6 +17,7 @@ from rustvllm.models.gpt2 import GPT2LMHeadModel
 from rustvllm.models.gpt_neox import GPTNeoXForCausalLM
 from rustvllm.models.granite import GraniteForCausalLM
 from rustvllm.models.llama import LlamaForCausalLM, SmolLM3ForCausalLM
+from rustvllm.models.olmo2 import Olmo2ForCausalLM
 from rustvllm.models.opt import OPTForCausalLM
 from rustvllm.models.qwen3 import Qwen3ForCausalLM
 
@@ -32,6 +33,7 @@ CASES = {
     "gemma3": (Gemma3ForCausalLM, ROTARY | {"query_pre_attn_scalar": 16, "sliding_window": 8}, 9, OUTSIDE + 1),
     "smollm3": (SmolLM3ForCausalLM, ROTARY, 9, OUTSIDE),
     "granite": (GraniteForCausalLM, ROTARY | {"logits_scaling": 8.0}, 9, OUTSIDE + 2),
+    "olmo2": (Olmo2ForCausalLM, ROTARY, 16, OUTSIDE),
     "gpt2": (GPT2LMHeadModel, {"n_embd": 64, "n_head": 4, "vocab_size": 97, "n_positions": 1024}, 9, OUTSIDE + 2),
     "gpt-neox": (GPTNeoXForCausalLM, ROTARY | {"rotary_pct": 0.25}, 10, OUTSIDE),
     "opt": (OPTForCausalLM, ROTARY | {"ffn_dim": 96, "max_position_embeddings": 1024}, 9, OUTSIDE + 3),

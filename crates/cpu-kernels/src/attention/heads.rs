@@ -65,8 +65,8 @@ pub(crate) fn split_heads<E: Element>(
 
 /// Norm and turn the heads of queries and keys in place.
 ///
-/// `rows` has the queries, keys and values of `num_tokens` tokens, one token after the other; norms are of a head's features,
-/// of queries and of keys.
+/// `rows` has the queries, keys and values of `num_tokens` tokens, one token after the other. The norms, of queries and of keys,
+/// are of a head's features, or of all heads' together.
 ///
 /// # Errors
 ///
@@ -91,8 +91,11 @@ pub fn prepare_heads<E: Element>(
     let stride = heads.query_row() + 2 * heads.key_row();
     rotary.map_or(Ok(()), |rotary| rotary.check(num_tokens, dim))?;
     assert!(rows.len() >= num_tokens * stride, "each token has its row");
-    let fit = norms.is_none_or(|norms| norms.iter().all(|norm| norm.weight.len() == dim));
-    assert!(fit, "norms are of a head's features");
+    let fits = |norm: &Norm<'_>, row: usize| [dim, row].contains(&norm.weight.len());
+    let fit = norms.is_none_or(|[of_queries, of_keys]| {
+        fits(of_queries, heads.query_row()) && fits(of_keys, heads.key_row())
+    });
+    assert!(fit, "norms are of a head's features, or of all heads' together");
     let start = Start(rows.as_mut_ptr());
     let (norm, turn) = (E::norm_of(kernel), E::turn_of(kernel));
     let num_features = num_tokens * (heads.query_row() + heads.key_row());
@@ -100,28 +103,29 @@ pub fn prepare_heads<E: Element>(
         let first = start.at(token * stride);
         if let Some([of_queries, of_keys]) = norms {
             let keys = first.wrapping_add(heads.query_row());
-            for (norm_of, place, count) in
-                [(of_queries, first, heads.num_heads), (of_keys, keys, heads.num_kv_heads)]
+            for (norm_of, place, row) in
+                [(of_queries, first, heads.query_row()), (of_keys, keys, heads.key_row())]
             {
+                let width = norm_of.weight.len();
                 let rows = NormRows {
                     x: place.cast_const(),
-                    x_stride: dim,
+                    x_stride: width,
                     residual: std::ptr::null(),
                     residual_stride: 0,
                     sum_out: std::ptr::null_mut(),
                     sum_out_stride: 0,
                     out: place,
-                    out_stride: dim,
+                    out_stride: width,
                     adds: false,
                     norm: norm_of,
                 };
                 SCRATCH.with_borrow_mut(|scratch| {
                     // Up to a whole vector.
-                    scratch.resize(dim.next_multiple_of(MAX_LANES), 0.0);
-                    for head in 0..count {
+                    scratch.resize(width.next_multiple_of(MAX_LANES), 0.0);
+                    for part in 0..row / width {
                         // SAFETY: a kernel is only reachable where it was detected; the heads lie in the token's row, which
                         // is this part's alone, and each is read before it is written.
-                        unsafe { norm(&rows, head, scratch.as_mut_ptr()) };
+                        unsafe { norm(&rows, part, scratch.as_mut_ptr()) };
                     }
                 });
             }
@@ -151,6 +155,6 @@ impl<E> Start<E> {
 }
 
 thread_local! {
-    /// A head as 32 bits.
+    /// A head, or all of them, as 32 bits.
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }

@@ -76,6 +76,12 @@ pub enum DecoderError {
         /// Of keys and of values.
         num_kv_heads: usize,
     },
+    /// Attention or an MLP that reads the stream as it is, and adds to it what no norm has seen.
+    #[error("block {block} has no norm before attention or before the MLP, and none after them")]
+    NoNorm {
+        /// Which block.
+        block: usize,
+    },
     /// An MLP next to attention, and norms after both.
     #[error("block {block} has an MLP next to attention and norms after them: it may have one of the two")]
     Parallel {

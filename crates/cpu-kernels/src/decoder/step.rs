@@ -194,28 +194,23 @@ impl<'a, E: Element> Step<'a, E> {
     ) -> Result<(), DecoderError> {
         let (num_tokens, width, heads) = (self.num_tokens, self.hidden_size, self.heads);
         let products = Kernel::best_for_products();
-        let stream = TokenRows { data: &*hidden, stride: width };
-        let normed = OutRows { data: &mut *self.normed, stride: width };
-        norm(&block.attention_norm.of(), stream, num_tokens, Sum::None, products, threads, normed)?;
-        self.times.norms += lap(&mut self.began);
-
+        self.norm_stream(block.attention_norm.as_ref(), hidden, threads)?;
         let (query_row, key_row) = (heads.query_row(), heads.key_row());
         let qkv_row = query_row + 2 * key_row;
-        let normed = TokenRows { data: &*self.normed, stride: width };
+        let read = if block.attention_norm.is_some() { &*self.normed } else { &*hidden };
+        let read = TokenRows { data: read, stride: width };
         let projected = if block.is_by_head { &mut *self.inner } else { &mut *self.qkv };
         let projected = OutRows { data: projected, stride: qkv_row };
         let runs = runs_of(self.adapters, self.block, Part::Qkv);
         threads.announce(Some(ahead_of(&block.out)));
-        product(&block.qkv, normed, num_tokens, &onto(false), &runs, &mut self.ranks, threads, projected)?;
+        product(&block.qkv, read, num_tokens, &onto(false), &runs, &mut self.ranks, threads, projected)?;
         self.times.products += lap(&mut self.began);
 
         if block.is_by_head {
             split_heads(self.inner, num_tokens, heads, threads, self.qkv);
         }
         if block.is_parallel {
-            let stream = TokenRows { data: &*hidden, stride: width };
-            let normed = OutRows { data: &mut *self.normed, stride: width };
-            norm(&block.mlp_norm.of(), stream, num_tokens, Sum::None, products, threads, normed)?;
+            self.norm_stream(block.mlp_norm.as_ref(), hidden, threads)?;
         }
         let norms = block.head_norms.as_ref().map(|norms| norms.each_ref().map(DecoderNorm::of));
         let rotary = block.rotary.and_then(|index| rotary.get(index));
@@ -279,12 +274,8 @@ impl<'a, E: Element> Step<'a, E> {
         threads: &Threads,
     ) -> Result<(), DecoderError> {
         let (num_tokens, width) = (self.num_tokens, self.hidden_size);
-        let products = Kernel::best_for_products();
         if !block.is_parallel {
-            let stream = TokenRows { data: &*hidden, stride: width };
-            let normed = OutRows { data: &mut *self.normed, stride: width };
-            norm(&block.mlp_norm.of(), stream, num_tokens, Sum::None, products, threads, normed)?;
-            self.times.norms += lap(&mut self.began);
+            self.norm_stream(block.mlp_norm.as_ref(), hidden, threads)?;
         }
 
         let mlp = match &block.mlp {
@@ -292,17 +283,18 @@ impl<'a, E: Element> Step<'a, E> {
             Mlp::Experts(mlp) => return self.add_experts(mlp, adds, hidden, threads),
         };
         let inner_row = mlp.up.out_features();
-        let normed = TokenRows { data: &*self.normed, stride: width };
+        let read = if block.mlp_norm.is_some() { &*self.normed } else { &*hidden };
+        let read = TokenRows { data: read, stride: width };
         let activation = if mlp.is_gated { Activation::None } else { mlp.activation };
         let activated = Epilogue { activation, residual: Residual::None };
         let inner = OutRows { data: &mut *self.inner, stride: inner_row };
         let runs = runs_of(self.adapters, self.block, Part::Up);
         threads.announce(Some(ahead_of(&mlp.down)));
-        product(&mlp.up, normed, num_tokens, &activated, &runs, &mut self.ranks, threads, inner)?;
+        product(&mlp.up, read, num_tokens, &activated, &runs, &mut self.ranks, threads, inner)?;
         if mlp.is_gated {
             self.times.products += lap(&mut self.began);
             let inner = &mut self.inner[..num_tokens * inner_row];
-            apply_gates(inner, inner_row, mlp.activation, products, threads);
+            apply_gates(inner, inner_row, mlp.activation, Kernel::best_for_products(), threads);
             self.times.norms += lap(&mut self.began);
         }
 
@@ -335,6 +327,22 @@ impl<'a, E: Element> Step<'a, E> {
         linear(&mlp.router, x, num_tokens, &onto(false), threads, to)?;
         mlp.add(logits, normed, adds, self.after.map(ahead_of), self.experts, threads, hidden)?;
         self.times.products += lap(&mut self.began);
+        Ok(())
+    }
+
+    /// The stream into `normed`, if there is a norm.
+    fn norm_stream(
+        &mut self,
+        of_stream: Option<&DecoderNorm>,
+        hidden: &[E],
+        threads: &Threads,
+    ) -> Result<(), DecoderError> {
+        let Some(of_stream) = of_stream else { return Ok(()) };
+        let x = TokenRows { data: hidden, stride: self.hidden_size };
+        let normed = OutRows { data: &mut *self.normed, stride: self.hidden_size };
+        let kernel = Kernel::best_for_products();
+        norm(&of_stream.of(), x, self.num_tokens, Sum::None, kernel, threads, normed)?;
+        self.times.norms += lap(&mut self.began);
         Ok(())
     }
 

@@ -49,7 +49,7 @@ type NormParts<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, f32);
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct BlockParts<'py> {
-    attention_norm: NormParts<'py>,
+    attention_norm: Option<NormParts<'py>>,
     qkv: PyRef<'py, CpuLinear>,
     is_by_head: bool,
     head_norms: Option<(NormParts<'py>, NormParts<'py>)>,
@@ -59,7 +59,7 @@ struct BlockParts<'py> {
     soft_cap: Option<f32>,
     sinks: Option<Bound<'py, PyAny>>,
     out: PyRef<'py, CpuLinear>,
-    mlp_norm: NormParts<'py>,
+    mlp_norm: Option<NormParts<'py>>,
     is_parallel: bool,
     dense: Option<MlpParts<'py>>,
     experts: Option<ExpertParts<'py>>,
@@ -69,7 +69,7 @@ struct BlockParts<'py> {
 impl BlockParts<'_> {
     fn block(&self) -> PyResult<DecoderBlock> {
         Ok(DecoderBlock {
-            attention_norm: norm_of(&self.attention_norm)?,
+            attention_norm: self.attention_norm.as_ref().map(norm_of).transpose()?,
             qkv: Arc::clone(&self.qkv.layer),
             is_by_head: self.is_by_head,
             head_norms: both_norms(self.head_norms.as_ref())?,
@@ -79,7 +79,7 @@ impl BlockParts<'_> {
             soft_cap: self.soft_cap,
             sinks: numbers_of("the sinks of a block", self.sinks.as_ref())?,
             out: Arc::clone(&self.out.layer),
-            mlp_norm: norm_of(&self.mlp_norm)?,
+            mlp_norm: self.mlp_norm.as_ref().map(norm_of).transpose()?,
             is_parallel: self.is_parallel,
             mlp: match (&self.dense, &self.experts) {
                 (Some(mlp), None) => Mlp::Dense(mlp.mlp()?),

@@ -255,6 +255,21 @@ def _granite(file: GgufFile) -> dict[str, Any]:
     return config
 
 
+def _olmo2(file: GgufFile) -> dict[str, Any]:
+    """OLMo 2, or with windows OLMo 3."""
+    window = file.integer("olmo2.attention.sliding_window")
+    if not window:
+        return _rotary(file, "Olmo2ForCausalLM")
+    config = _rotary(file, "Olmo3ForCausalLM") | {"model_type": "olmo3", "sliding_window": window}
+    pattern = file.header.get("olmo2.attention.sliding_window_pattern")
+    if isinstance(pattern, list):  # for each layer whether it slides
+        config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+    attention = file.number("olmo2.rope.scaling.attn_factor")
+    if attention is not None and "rope_scaling" in config:  # the configuration's own number: all of the factor
+        config["rope_scaling"]["attention_factor"] = attention
+    return config
+
+
 def _qwen2(file: GgufFile) -> dict[str, Any]:
     return _rotary(file, "Qwen2ForCausalLM")
 
@@ -322,6 +337,7 @@ _ARCHITECTURES: Final[Mapping[str, Callable[[GgufFile], dict[str, Any]]]] = {
     "gpt2": _gpt2,
     "granite": _granite,
     "llama": _llama,
+    "olmo2": _olmo2,
     "phi3": _phi3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
