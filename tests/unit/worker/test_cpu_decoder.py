@@ -17,17 +17,17 @@ from rustvllm.models.gemma2 import Gemma2ForCausalLM
 from rustvllm.models.gemma3 import Gemma3ForCausalLM
 from rustvllm.models.gpt2 import GPT2LMHeadModel
 from rustvllm.models.gpt_neox import GPTNeoXForCausalLM
-from rustvllm.models.gpt_oss import GptOssForCausalLM
 from rustvllm.models.granite import GraniteForCausalLM
 from rustvllm.models.llama import LlamaForCausalLM, SmolLM3ForCausalLM
 from rustvllm.models.mistral import MistralForCausalLM
-from rustvllm.models.mixtral import MixtralForCausalLM
+from rustvllm.models.moe.gpt_oss import GptOssForCausalLM
+from rustvllm.models.moe.mixtral import MixtralForCausalLM
+from rustvllm.models.moe.qwen3_moe import Qwen3MoeForCausalLM
 from rustvllm.models.olmo2 import Olmo2ForCausalLM, Olmo3ForCausalLM
 from rustvllm.models.opt import OPTForCausalLM
 from rustvllm.models.phi3 import Phi3ForCausalLM
 from rustvllm.models.qwen2 import Qwen2ForCausalLM
 from rustvllm.models.qwen3 import Qwen3ForCausalLM
-from rustvllm.models.qwen3_moe import Qwen3MoeForCausalLM
 from rustvllm.worker.cpu_decoder import use_core_decoder
 
 OPT = {

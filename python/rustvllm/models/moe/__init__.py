@@ -1,0 +1,1 @@
+"""Models with experts, one file per family."""
