@@ -12,15 +12,15 @@ from safetensors.torch import load_file, save_file
 from rustvllm import LLM, SamplingParams, _core
 from rustvllm.config import LoadConfig
 from rustvllm.exceptions import ModelLoadError
-from rustvllm.layers.cpu.linear import TorchLinear
+from rustvllm.layers.cpu.linear import CoreLinear, TorchLinear
 from rustvllm.layers.cpu.norm import use_core_norms
 from rustvllm.layers.cpu.options import LinearOptions
 from rustvllm.layers.cpu.packer import LinearPacker
 from rustvllm.layers.linear import Linear
-from rustvllm.layers.router import Router
+from rustvllm.layers.router import Router, Routing
 from rustvllm.lora.request import LoRARequest
 from rustvllm.model_loader import load_model
-from rustvllm.models.decoder.expert_mlp import ExpertMLP, ExpertSizes
+from rustvllm.models.decoder.expert_mlp import ExpertMLP, ExpertSizes, SharedExpert
 from rustvllm.worker.cpu_decoder import use_core_decoder
 
 
@@ -43,22 +43,76 @@ def load_packed(folder, options, dtype=torch.float32):
 
 
 def test_the_largest_logits_choose_and_the_first_of_equal_ones():
-    router = Router(4, 6, 3, is_normed=False)
+    router = Router(4, 6, 3, Routing(is_normed=False))
     logits = torch.tensor([[0.0, 3, 1, 2, -1, 0.5], [1, 1, 1, 1, 1, 1], [0, 2, 1, 1, 1, 2]])
     weights, ids = router.choose(logits)
     assert ids.tolist() == [[1, 3, 2], [0, 1, 2], [1, 5, 2]]
     torch.testing.assert_close(weights, logits.softmax(-1).gather(1, ids), atol=1e-6, rtol=0)
-    router.is_normed = True
+    router.routing = Routing(is_normed=True)
     normed, _ = router.choose(logits.to(torch.bfloat16))
     assert normed.dtype == torch.float32
     torch.testing.assert_close(normed, weights / weights.sum(-1, keepdim=True), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(("num_groups", "num_chosen_groups"), [(1, 1), (4, 1), (4, 2), (3, 2)])
+def test_a_routing_chooses_and_weighs_as_its_words_say(scores, has_bias, num_groups, num_chosen_groups):
+    torch.manual_seed(num_groups)
+    num_experts, num_chosen, scale = 12, 3, 2.5
+    routing = Routing(
+        is_normed=True, scores=scores, has_choice_bias=has_bias, num_groups=num_groups,
+        num_chosen_groups=num_chosen_groups, scale=scale,
+    )  # fmt: skip
+    router = Router(4, num_experts, num_chosen, routing)
+    bias = torch.randn(num_experts) * (0.5 if has_bias else 0.0)
+    if has_bias:
+        router.e_score_correction_bias.copy_(bias)
+    logits = torch.randn(50, num_experts)
+    weights, ids = router.choose(logits)
+    moved = 0
+    for row, own_weights, own_ids in zip(logits, weights, ids, strict=True):
+        own_scores = row.softmax(0) if scores == "softmax" else row.sigmoid()
+        keys = (own_scores + bias).tolist()
+        size = num_experts // num_groups
+        groups = [keys[i : i + size] for i in range(0, num_experts, size)]
+        best = sorted(range(num_groups), key=lambda i: -sum(sorted(groups[i])[-2:]))[:num_chosen_groups]
+        allowed = [i for i in range(num_experts) if i // size in best]
+        expected = sorted(allowed, key=lambda i: -keys[i])[:num_chosen]
+        assert own_ids.tolist() == expected
+        chosen = own_scores[expected]
+        torch.testing.assert_close(own_weights, scale * chosen / chosen.sum(), atol=1e-6, rtol=1e-5)
+        moved += set(expected) != set(row.topk(num_chosen).indices.tolist())
+    assert (moved > 5) == (has_bias or num_groups > 1), f"{moved} choices are not those of the largest logits"
+
+
+def test_small_differences_of_wide_logits_choose_in_a_narrow_model():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    router = Router(2, 2, 1, Routing(is_normed=True, scores="sigmoid", has_choice_bias=True, is_wide=True))
+    torch.set_default_dtype(before)
+    assert router.weight.dtype == torch.bfloat16
+    assert router.e_score_correction_bias.dtype == torch.float32
+    router.weight.copy_(torch.tensor([[1.0, 0.0], [1.0, 2.0**-9]]))
+    router.e_score_correction_bias.zero_()
+    hidden = torch.ones((1, 2), dtype=torch.bfloat16)
+    assert router(hidden).unique().numel() == 1, "the logits differ in 16 bits, too"
+    for kernel in (None, TorchLinear(router.weight, None), CoreLinear(_core.CpuThreads(1), router.weight, None)):
+        router.kernel = kernel
+        logits = router.logits(hidden)
+        assert logits.tolist() == [[1.0, 1.0 + 2.0**-9]]
+        assert router.choose(logits)[1].tolist() == [[1]]
+    router.e_score_correction_bias.copy_(torch.tensor([0.1, 0.0]))
+    weights, ids = router.choose(logits)
+    assert (weights.tolist(), ids.tolist()) == ([[1.0]], [[0]])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_other_tokens_of_a_step_change_no_bit(dtype):
+@pytest.mark.parametrize("shared", [None, SharedExpert("shared_expert", 12, has_gate=True)])
+def test_other_tokens_of_a_step_change_no_bit(dtype, shared):
     """Products of one row each are compared, because torch sums those of several rows in another order."""
     torch.manual_seed(0)
-    mlp = ExpertMLP(ExpertSizes(16, 8, 5, 3), "silu", is_normed=True).to(dtype)
+    mlp = ExpertMLP(ExpertSizes(16, 8, 5, 3), "silu", Routing(is_normed=True), shared=shared).to(dtype)
     for parameter in mlp.parameters():
         parameter.copy_(torch.randn(parameter.shape))
     for module in mlp.modules():

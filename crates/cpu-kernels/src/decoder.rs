@@ -13,6 +13,7 @@ mod adapters;
 mod error;
 mod experts;
 mod mlp;
+mod routing;
 mod step;
 
 use std::{
@@ -24,7 +25,8 @@ use std::{
 pub use self::{
     adapters::{AdapterTokens, DecoderAdapter},
     error::DecoderError,
-    mlp::{DenseMlp, ExpertMlp, Mlp},
+    mlp::{DenseMlp, ExpertMlp, Mlp, SharedMlp},
+    routing::{Routing, Scores},
 };
 use self::{experts::ExpertRoom, step::Step};
 use crate::{

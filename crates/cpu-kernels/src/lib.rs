@@ -62,7 +62,7 @@ pub use attention::{
 };
 pub use decoder::{
     AdapterTokens, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DecoderOut,
-    DecoderTimes, DenseMlp, ExpertMlp, Logits, Mlp,
+    DecoderTimes, DenseMlp, ExpertMlp, Logits, Mlp, Routing, Scores, SharedMlp,
 };
 pub use element::Element;
 pub use finish::Activation;

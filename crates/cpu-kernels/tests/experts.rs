@@ -10,8 +10,8 @@ use std::sync::Arc;
 use cpu_kernels::{
     Activation, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm, DenseMlp, Element,
     Epilogue, ExpertMlp, Heads, Kernel, LayerDelta, Matrix, Mlp, Norm, NormKind, OutRows, PackedLinear,
-    Quantized, Residual, ScaleForm, Sum, Threads, TokenRows, Up, WeightKind, ZeroForm, apply_gates, bf16,
-    linear, norm,
+    Quantized, Residual, Routing, ScaleForm, Scores, SharedMlp, Sum, Threads, TokenRows, Up, WeightKind,
+    ZeroForm, apply_gates, bf16, linear, norm,
 };
 use numbers::{narrowed, numbers};
 
@@ -52,8 +52,8 @@ fn biased_experts(kind: WeightKind) -> ExpertMlp {
     ExpertMlp {
         router: biased(50, NUM_EXPERTS, WIDTH, WeightKind::F32),
         experts: (0..NUM_EXPERTS as u64).map(|i| expert(60 + 2 * i)).collect(),
-        num_chosen: 4,
-        is_normed: true,
+        routing: Routing::softmax(4, true),
+        shared: None,
     }
 }
 
@@ -61,8 +61,32 @@ fn experts(kind: WeightKind, num_chosen: usize, is_normed: bool) -> ExpertMlp {
     ExpertMlp {
         router: layer(50, NUM_EXPERTS, WIDTH, WeightKind::F32),
         experts: (0..NUM_EXPERTS as u64).map(|i| expert(60 + 2 * i, kind)).collect(),
-        num_chosen,
-        is_normed,
+        routing: Routing::softmax(num_chosen, is_normed),
+        shared: None,
+    }
+}
+
+/// As GLM-4.5 has it: sigmoids with a bias of the choice, a factor, and an MLP for all tokens; perhaps with a gate, as Qwen2 has.
+fn shared_experts(kind: WeightKind, has_gate: bool) -> ExpertMlp {
+    let (shared_inner, plain) = (56, experts(kind, 3, true));
+    ExpertMlp {
+        routing: Routing {
+            scores: Scores::Sigmoid,
+            bias: numbers(80, NUM_EXPERTS),
+            scale: 2.5,
+            is_wide: true,
+            ..plain.routing
+        },
+        shared: Some(SharedMlp {
+            mlp: DenseMlp {
+                up: layer(81, 2 * shared_inner, WIDTH, kind),
+                is_gated: true,
+                activation: Activation::Silu,
+                down: layer(82, WIDTH, shared_inner, kind),
+            },
+            gate: has_gate.then(|| layer(83, 1, WIDTH, WeightKind::F32)),
+        }),
+        ..plain
     }
 }
 
@@ -107,23 +131,43 @@ fn one_token<E: Element>(block: &DecoderBlock, adds: bool, stream: &[E]) -> Vec<
         (TokenRows { data: stream, stride: WIDTH }, OutRows { data: &mut normed, stride: WIDTH });
     norm(&parts, from, 1, Sum::None, kernel, threads, to).unwrap();
 
-    let logits: Vec<f32> = product(&mlp.router, &normed).iter().map(|x| x.widen()).collect();
-    let mut chosen: Vec<usize> = (0..NUM_EXPERTS).collect();
-    chosen.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap());
-    chosen.truncate(mlp.num_chosen);
-    let largest = logits[chosen[0]];
+    let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+    let routing = &mlp.routing;
+    let logits: Vec<f32> = if routing.is_wide {
+        product(&mlp.router, &normed.iter().map(|x| x.widen()).collect::<Vec<f32>>())
+    } else {
+        product(&mlp.router, &normed).iter().map(|x| x.widen()).collect()
+    };
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let all: f32 = logits.iter().map(|x| (x - largest).exp()).sum();
-    let mut weights: Vec<f32> = chosen.iter().map(|&i| (logits[i] - largest).exp() / all).collect();
-    if mlp.is_normed {
+    let scores: Vec<f32> = match routing.scores {
+        Scores::Softmax => logits.iter().map(|x| (x - largest).exp() / all).collect(),
+        Scores::Sigmoid => logits.iter().map(|&x| sigmoid(x)).collect(),
+    };
+    let key = |i: usize| if routing.bias.is_empty() { logits[i] } else { scores[i] + routing.bias[i] };
+    let mut chosen: Vec<usize> = (0..NUM_EXPERTS).collect();
+    chosen.sort_by(|&a, &b| key(b).partial_cmp(&key(a)).unwrap());
+    chosen.truncate(routing.num_chosen);
+    let mut weights: Vec<f32> = chosen.iter().map(|&i| scores[i]).collect();
+    if routing.is_normed {
         let sum: f32 = weights.iter().sum();
         for weight in &mut weights {
             *weight /= sum;
         }
     }
-    let mut weighed: Vec<(usize, f32)> = chosen.into_iter().zip(weights).collect();
+    let mut weighed: Vec<(usize, f32)> =
+        chosen.into_iter().zip(weights.into_iter().map(|weight| weight * routing.scale)).collect();
     weighed.sort_by_key(|&(expert, _)| expert);
 
     let mut total = [0.0_f32; WIDTH];
+    if let Some(SharedMlp { mlp, gate }) = &mlp.shared {
+        let mut inner = product(&mlp.up, &normed);
+        let row = inner.len();
+        apply_gates(&mut inner, row, mlp.activation, kernel, threads);
+        let weight = gate.as_ref().map_or(1.0, |gate| sigmoid(product(gate, &normed)[0].widen()));
+        let out = product(&mlp.down, &inner[..row / 2]);
+        total.iter_mut().zip(out).for_each(|(sum, x)| *sum = weight * x.widen());
+    }
     for (expert, weight) in weighed {
         let expert = &mlp.experts[expert];
         let mut inner = product(&expert.up, &normed);
@@ -194,6 +238,33 @@ fn experts_and_a_router_with_biases_do_so_too() {
 }
 
 #[test]
+fn experts_with_an_mlp_for_all_tokens_do_so_too() {
+    for kind in [WeightKind::F32, WeightKind::Bf16, WeightKind::W8A8 { group_size: 32 }, four_bits(true)] {
+        for has_gate in [false, true] {
+            let what = format!("{kind:?} with a shared MLP, a gate: {has_gate}");
+            check_mlp::<f32>(&|| shared_experts(kind, has_gate), 2, &what);
+            check_mlp::<bf16>(&|| shared_experts(kind, has_gate), 3, &what);
+        }
+    }
+    let stream = numbers(3, WIDTH);
+    let of = |change: fn(&mut ExpertMlp)| {
+        let mut mlp = shared_experts(WeightKind::F32, true);
+        change(&mut mlp);
+        one_token::<f32>(&block(Mlp::Experts(mlp)), false, &stream)
+    };
+    let whole = of(|_| ());
+    for without in [
+        of(|mlp| mlp.shared = None),
+        of(|mlp| mlp.shared.as_mut().unwrap().gate = None),
+        of(|mlp| mlp.routing.bias.clear()),
+        of(|mlp| mlp.routing.scale = 1.0),
+        of(|mlp| mlp.routing.scores = Scores::Softmax),
+    ] {
+        assert_ne!(without, whole);
+    }
+}
+
+#[test]
 fn experts_whose_weights_are_of_several_kinds_are_computed_one_by_one() {
     let mixed = || {
         let mut mlp = experts(WeightKind::W8A8 { group_size: 32 }, 4, true);
@@ -222,8 +293,8 @@ fn what_does_not_fit_is_refused() {
     let f32s = WeightKind::F32;
     let cases: [(fn(&mut ExpertMlp), _); 9] = [
         (|mlp| mlp.experts.clear(), DecoderError::NoExperts { block: 0 }),
-        (|mlp| mlp.num_chosen = 0, DecoderError::Chosen { block: 0, num_chosen: 0, num_experts: 7 }),
-        (|mlp| mlp.num_chosen = 8, DecoderError::Chosen { block: 0, num_chosen: 8, num_experts: 7 }),
+        (|mlp| mlp.routing.num_chosen = 0, DecoderError::Chosen { block: 0, num_chosen: 0, num_experts: 7 }),
+        (|mlp| mlp.routing.num_chosen = 8, DecoderError::Chosen { block: 0, num_chosen: 8, num_experts: 7 }),
         (|mlp| mlp.router = layer(1, 6, WIDTH, WeightKind::F32), wrong("the router", 6, 7)),
         (|mlp| mlp.router = layer(1, 7, 70, WeightKind::F32), wrong("the input of the router", 70, 72)),
         (|mlp| mlp.experts[3].up = layer(1, 60, WIDTH, WeightKind::F32), wrong("up", 60, 80)),
@@ -240,6 +311,40 @@ fn what_does_not_fit_is_refused() {
     for (change, expected) in cases {
         assert_eq!(make(change).unwrap_err(), expected);
     }
+    let groups = |num_groups, num_chosen_groups| DecoderError::Groups {
+        block: 0,
+        num_groups,
+        num_chosen_groups,
+        num_chosen: 2,
+        num_experts: 7,
+    };
+    let of_routing = |routing: Routing| {
+        let mut mlp = shared_experts(f32s, true);
+        mlp.routing = Routing { num_chosen: 2, ..routing };
+        Decoder::new(vec![block(Mlp::Experts(mlp))], None, HEADS).unwrap_err()
+    };
+    // None, more than there are, sizes that differ, and groups of one expert.
+    for (num_groups, num_chosen_groups) in [(0, 0), (1, 0), (1, 2), (2, 1), (7, 2), (usize::MAX, 1)] {
+        let routing = Routing { num_groups, num_chosen_groups, ..Routing::softmax(2, true) };
+        assert_eq!(of_routing(routing), groups(num_groups, num_chosen_groups));
+    }
+    let routing = Routing { bias: vec![0.0; 6], ..Routing::softmax(2, true) };
+    assert_eq!(of_routing(routing), wrong("the bias of the router's choice", 6, 7));
+    let of_shared = |change: fn(&mut SharedMlp)| {
+        let mut mlp = shared_experts(f32s, true);
+        mlp.shared.as_mut().map(change).unwrap();
+        Decoder::new(vec![block(Mlp::Experts(mlp))], None, HEADS).unwrap_err()
+    };
+    let wrong_gate = of_shared(|shared| shared.gate = Some(layer(1, 2, WIDTH, WeightKind::F32)));
+    assert_eq!(wrong_gate, wrong("the shared MLP's gate", 2, 1));
+    let wrong_gate = of_shared(|shared| shared.gate = Some(layer(1, 1, 70, WeightKind::F32)));
+    assert_eq!(wrong_gate, wrong("the input of the shared MLP's gate", 70, 72));
+    let wrong_up = of_shared(|shared| shared.mlp.up = layer(1, 60, WIDTH, WeightKind::F32));
+    assert_eq!(wrong_up, wrong("up", 60, 112));
+    let ungated = of_shared(|shared| {
+        (shared.mlp.is_gated, shared.mlp.up) = (false, layer(1, 56, WIDTH, WeightKind::F32));
+    });
+    assert_eq!(ungated, DecoderError::Shared { block: 0 });
     let next_to_attention = DecoderBlock { is_parallel: true, ..block(Mlp::Experts(experts(f32s, 2, true))) };
     assert_eq!(
         Decoder::new(vec![next_to_attention], None, HEADS).unwrap_err(),
@@ -253,4 +358,13 @@ fn what_does_not_fit_is_refused() {
     let error = DecoderAdapter::new(&decoder, vec![[None, None, None, Some(delta)]]).unwrap_err();
     assert_eq!(error, DecoderError::AdaptedExperts { block: 0, name: "down" });
     DecoderAdapter::new(&decoder, vec![[None, None, None, None]]).unwrap();
+    // Those of the MLP that computes every token can be changed.
+    let decoder = Decoder::new(vec![block(Mlp::Experts(shared_experts(f32s, true)))], None, HEADS).unwrap();
+    let delta = |inputs| {
+        let ups = [Up { first: 0, num_outputs: WIDTH, weight: &weight, gains: None }];
+        Some(Arc::new(LayerDelta::new(&numbers(2, 2 * inputs), inputs, &ups, false).unwrap()))
+    };
+    DecoderAdapter::new(&decoder, vec![[None, None, delta(WIDTH), delta(56)]]).unwrap();
+    let error = DecoderAdapter::new(&decoder, vec![[None, None, None, delta(INNER)]]).unwrap_err();
+    assert_eq!(error, wrong("down", INNER, 56));
 }

@@ -41,13 +41,31 @@ class CoreMLP(TypedDict):
     activation: str
     down: PackedLinear
 
+class CoreRouting(TypedDict):
+    """What a router's logits mean, by the names of ``Routing``; ``bias`` is added to scores when experts are chosen."""
+
+    scores: str
+    num_chosen: int
+    bias: npt.NDArray[np.float32] | None
+    num_groups: int
+    num_chosen_groups: int
+    is_normed: bool
+    scale: float
+    is_wide: bool
+
+class CoreShared(TypedDict):
+    """The MLP next to experts, by the names of ``SharedMLPParts``."""
+
+    mlp: CoreMLP
+    gate: PackedLinear | None
+
 class CoreExperts(TypedDict):
     """The experts of a block, by the names of ``ExpertMLPParts``; all have the same sizes and gates."""
 
     router: PackedLinear
+    routing: CoreRouting
     experts: list[CoreMLP]
-    num_chosen: int
-    is_normed: bool
+    shared: CoreShared | None
 
 @final
 class CpuAdapter:

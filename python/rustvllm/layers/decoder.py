@@ -12,6 +12,7 @@ from rustvllm import _core
 from rustvllm.layers.activation import Activation
 from rustvllm.layers.linear import Linear
 from rustvllm.layers.rotary import RotaryEmbedding
+from rustvllm.layers.router import Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +33,31 @@ class DenseMLPParts:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedMLPParts:
+    """A gated MLP next to experts, which computes every token.
+
+    Attributes:
+        mlp: The MLP, of any size.
+        gate: Maps the stream to one logit, whose sigmoid is the weight of the result; None: the weight is 1.
+    """
+
+    mlp: DenseMLPParts
+    gate: Linear | None
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertMLPParts:
     """Several gated MLPs of one size, of which a router chooses a few for each token.
 
     Attributes:
-        router: Maps the stream to a logit per expert; those with the largest logits are chosen.
+        router: Maps the stream to a logit per expert, and says what these mean.
         experts: The MLPs.
-        num_chosen: How many experts compute a token.
-        is_normed: Whether the weights of a token's experts, a softmax over all, are divided by their sum.
+        shared: Computes every token besides; None if nothing does.
     """
 
-    router: Linear
+    router: Router
     experts: tuple[DenseMLPParts, ...]
-    num_chosen: int
-    is_normed: bool
+    shared: SharedMLPParts | None
 
 
 @dataclass(frozen=True, slots=True)

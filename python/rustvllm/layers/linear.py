@@ -63,6 +63,17 @@ class UnpackingKernel(Protocol):
         ...
 
 
+@runtime_checkable
+class WideRowsKernel(Protocol):
+    """A kernel that also multiplies float32 rows, and then gives float32, whatever the model's dtype.
+
+    Attributes:
+        takes_wide_rows: True.
+    """
+
+    takes_wide_rows: bool
+
+
 class EmbeddingKernel(Protocol):
     """Looks vectors up in the kernel's own form of an embedding."""
 

@@ -198,9 +198,9 @@ class CoreDecoder:
             return None
         blocks, taken = [], set()
         for block in self._outline.blocks:
-            mlp = block.mlp
-            linears = [block.qkv, block.out, *((mlp.up, mlp.down) if isinstance(mlp, DenseMLPParts) else ())]
-            if isinstance(mlp, DenseMLPParts) and deltas.get(id(mlp.up)) is not None and not mlp.is_gated:
+            mlp = _mlp_of_every_token(block)
+            linears = [block.qkv, block.out, *(() if mlp is None else (mlp.up, mlp.down))]
+            if mlp is not None and deltas.get(id(mlp.up)) is not None and not mlp.is_gated:
                 return None
             found = [deltas.get(id(linear)) for linear in linears]
             blocks.append(found + [None] * (_ADAPTED_PARTS - len(found)))
@@ -248,14 +248,27 @@ def _ends_of_halves(block: PreNormBlock) -> tuple[RowLinear, RowLinear]:
 
 
 def _linears(block: PreNormBlock) -> tuple[Linear, ...]:
-    routers = () if isinstance(block.mlp, DenseMLPParts) else (block.mlp.router,)
+    chosen: list[Linear] = []
+    if isinstance(block.mlp, ExpertMLPParts):
+        chosen.append(block.mlp.router)
+        if block.mlp.shared is not None and block.mlp.shared.gate is not None:
+            chosen.append(block.mlp.shared.gate)
     mlps = (linear for part in _dense_parts(block) for linear in (part.up, part.down))
-    return block.qkv, block.out, *routers, *mlps
+    return block.qkv, block.out, *chosen, *mlps
 
 
 def _dense_parts(block: PreNormBlock) -> tuple[DenseMLPParts, ...]:
-    """The MLP, or the experts."""
-    return (block.mlp,) if isinstance(block.mlp, DenseMLPParts) else block.mlp.experts
+    """The MLP, or the experts and then the one that computes every token."""
+    if isinstance(block.mlp, DenseMLPParts):
+        return (block.mlp,)
+    return *block.mlp.experts, *(() if block.mlp.shared is None else (block.mlp.shared.mlp,))
+
+
+def _mlp_of_every_token(block: PreNormBlock) -> DenseMLPParts | None:
+    """The MLP, or the one next to the experts, which adapters may change; None if there are experts alone."""
+    if isinstance(block.mlp, DenseMLPParts):
+        return block.mlp
+    return None if block.mlp.shared is None else block.mlp.shared.mlp
 
 
 def _head(model: CausalLM, outline: PreNormDecoder, index: int) -> CoreLinear | None:
@@ -320,11 +333,23 @@ def _core_mlp(mlp: DenseMLPParts) -> CoreMLP:
 
 
 def _core_experts(mlp: ExpertMLPParts) -> CoreExperts:
+    routing, bias, shared = mlp.router.routing, mlp.router.e_score_correction_bias, mlp.shared
     return {
         "router": _packed(mlp.router),
+        "routing": {
+            "scores": routing.scores,
+            "num_chosen": mlp.router.num_chosen,
+            "bias": None if bias is None else bias.float().numpy(),
+            "num_groups": routing.num_groups,
+            "num_chosen_groups": routing.num_chosen_groups,
+            "is_normed": routing.is_normed,
+            "scale": routing.scale,
+            "is_wide": routing.is_wide,
+        },
         "experts": list(map(_core_mlp, mlp.experts)),
-        "num_chosen": mlp.num_chosen,
-        "is_normed": mlp.is_normed,
+        "shared": None
+        if shared is None
+        else {"mlp": _core_mlp(shared.mlp), "gate": None if shared.gate is None else _packed(shared.gate)},
     }
 
 

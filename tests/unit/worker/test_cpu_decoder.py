@@ -297,9 +297,15 @@ def test_what_the_core_refuses(threads):
     with pytest.raises(ValueError, match="a block must have either dense or experts"):
         core_decoder(threads, dense=None)
     router = _core.PackedLinear(threads, 2, 8, "f32")
-    experts = {"router": router, "experts": [], "num_chosen": 1, "is_normed": True}
+    routing = {
+        "scores": "softmax", "num_chosen": 1, "bias": None, "num_groups": 1, "num_chosen_groups": 1, "is_normed": True,
+        "scale": 1.0, "is_wide": False,
+    }  # fmt: skip
+    experts = {"router": router, "routing": routing, "experts": [], "shared": None}
     with pytest.raises(ValueError, match="block 0 has a router, but no experts"):
         core_decoder(threads, dense=None, experts=experts)
+    with pytest.raises(ValueError, match='scores must be softmax or sigmoid, got "tanh"'):
+        core_decoder(threads, dense=None, experts=experts | {"routing": routing | {"scores": "tanh"}})
     with pytest.raises(TypeError, match="the weight of a norm must be an array of float32"):
         core_decoder(threads, norm=(np.ones(8), None, 1e-5))
     with pytest.raises(ValueError, match=r"block 0 does not run in halves: more than sums with the stream"):

@@ -47,7 +47,10 @@ impl DecoderAdapter {
         for (block, (parts, deltas)) in decoder.blocks.iter().zip(&blocks).enumerate() {
             let [up, down] = match &parts.mlp {
                 Mlp::Dense(mlp) => [Some(&mlp.up), Some(&mlp.down)],
-                Mlp::Experts(_) => [None; 2],
+                Mlp::Experts(mlp) => mlp
+                    .shared
+                    .as_ref()
+                    .map_or([None; 2], |shared| [Some(&shared.mlp.up), Some(&shared.mlp.down)]),
             };
             let layers = [Some(&parts.qkv), Some(&parts.out), up, down];
             for ((layer, delta), name) in layers.into_iter().zip(deltas).zip(NAMES) {

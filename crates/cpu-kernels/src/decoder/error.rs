@@ -112,6 +112,29 @@ pub enum DecoderError {
         /// How many there are.
         num_experts: usize,
     },
+    /// Groups of experts that do not divide them, or have too few for a token.
+    #[error(
+        "block {block}: {num_chosen} of {num_experts} experts cannot be chosen from {num_chosen_groups} of {num_groups} \
+         groups: groups must be of one size, of 2 or more, and those that are chosen must have as many experts"
+    )]
+    Groups {
+        /// Which block.
+        block: usize,
+        /// Groups.
+        num_groups: usize,
+        /// Groups whose experts may be chosen.
+        num_chosen_groups: usize,
+        /// Experts of a token.
+        num_chosen: usize,
+        /// How many there are.
+        num_experts: usize,
+    },
+    /// A shared MLP without gates.
+    #[error("block {block}: the MLP next to the experts must be gated")]
+    Shared {
+        /// Which block.
+        block: usize,
+    },
     /// An expert that is not gated as the first one is, or of another size.
     #[error(
         "block {block}: expert {expert} must have gates, and the activation and the size of the first expert"

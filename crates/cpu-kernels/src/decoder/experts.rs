@@ -4,15 +4,21 @@
 //! tokens reads the weights of the chosen ones as if they were those of one layer. A token's results are added in the order of
 //! its experts' numbers, so its bits do not depend on the other tokens.
 
-use super::{DecoderError, mlp::ExpertMlp};
+use super::{
+    DecoderError,
+    mlp::ExpertMlp,
+    routing::{Choice, sigmoid},
+};
 use crate::{
     attention::TokenRows,
     element::Element,
+    finish::Activation,
     gates::apply_gates,
     kernel::Kernel,
     linear::{
-        OutRows,
+        Epilogue, OutRows, Residual,
         grouped::{Group, grouped_linear},
+        linear,
     },
     lines::Lines,
     threads::{Threads, ahead::Ahead},
@@ -33,6 +39,12 @@ const MIN_SHARED_NUMBERS: usize = 1 << 16;
 pub(super) struct ExpertRoom {
     /// `[token][chosen]`, the experts of each token, ascending, with their weights.
     choices: Vec<Choice>,
+    /// What a token's choice needs room for.
+    scores: Vec<f32>,
+    /// `[token][hidden_size]` and `[token][expert]`: what the router reads and gives in 32 bits, if the stream has 16.
+    wide: (Vec<f32>, Vec<f32>),
+    /// `[token][hidden_size]` and `[token]`: what the shared MLP gives, and the logits of its gate.
+    shared: Option<Lines>,
     /// Of each expert its first row; one more: all rows.
     starts: Vec<usize>,
     /// The token of each row.
@@ -43,28 +55,16 @@ pub(super) struct ExpertRoom {
     totals: Vec<f32>,
 }
 
-/// An expert of a token.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Choice {
-    expert: u32,
-    weight: f32,
-    /// Among the rows of all experts.
-    row: u32,
-}
-
 impl ExpertMlp {
-    /// Adds the experts' results to the stream, or (`adds` off) puts them in its place.
+    /// Adds the results of the experts that `choose` chose to the stream, or (`adds` off) puts them in its place.
     ///
     /// # Arguments
     ///
-    /// * `logits`: `[num_tokens, experts]`, what the router gives.
     /// * `normed`: `[num_tokens, hidden_size]`, what the experts read.
     /// * `after`: what the product after these reads.
     /// * `hidden`: as `normed`, the stream.
-    #[expect(clippy::too_many_arguments, reason = "the arrays of a block")]
     pub(super) fn add<E: Element>(
         &self,
-        logits: &[E],
         normed: &[E],
         adds: bool,
         after: Option<Ahead>,
@@ -72,13 +72,11 @@ impl ExpertMlp {
         threads: &Threads,
         hidden: &mut [E],
     ) -> Result<(), DecoderError> {
-        let num_tokens = logits.len() / self.experts.len();
         let width = self.router.in_features();
-        self.choose(logits, threads, &mut room.choices);
+        let num_tokens = normed.len() / width;
         self.place(room);
-        room.totals.clear();
-        room.totals.resize(num_tokens * width, 0.0);
-        let num_rows = num_tokens * self.num_chosen;
+        self.begin_totals::<E>(num_tokens, room, threads);
+        let num_rows = num_tokens * self.routing.num_chosen;
         let row = 2 * width + self.experts[0].up.out_features();
         let most_rows = (MOST_NUMBERS / row).clamp(LEAST_ROWS, MOST_ROWS);
         for start in (0..num_rows).step_by(most_rows) {
@@ -99,15 +97,89 @@ impl ExpertMlp {
     }
 
     /// The experts of each token and their weights.
-    fn choose<E: Element>(&self, logits: &[E], threads: &Threads, choices: &mut Vec<Choice>) {
-        let (num_experts, num_chosen) = (self.experts.len(), self.num_chosen);
+    ///
+    /// # Arguments
+    ///
+    /// * `logits`: `[num_tokens, experts]`, what the router gives.
+    pub(super) fn choose<E: Element>(&self, logits: &[E], room: &mut ExpertRoom, threads: &Threads) {
+        self.choose_of(logits, &mut room.choices, &mut room.scores, threads);
+    }
+
+    /// As `choose`, by the router's product in 32 bits.
+    pub(super) fn choose_widely<E: Element>(
+        &self,
+        normed: &[E],
+        room: &mut ExpertRoom,
+        threads: &Threads,
+    ) -> Result<(), DecoderError> {
+        let width = self.router.in_features();
+        let num_tokens = normed.len() / width;
+        let (inputs, logits) = &mut room.wide;
+        inputs.clear();
+        inputs.extend(normed.iter().map(|x| x.widen()));
+        logits.clear();
+        logits.resize(num_tokens * self.experts.len(), 0.0);
+        let x = TokenRows { data: &*inputs, stride: width };
+        let to = OutRows { data: &mut *logits, stride: self.experts.len() };
+        let plain = Epilogue { activation: Activation::None, residual: Residual::None };
+        linear(&self.router, x, num_tokens, &plain, threads, to)?;
+        self.choose_of(logits, &mut room.choices, &mut room.scores, threads);
+        Ok(())
+    }
+
+    fn choose_of<E: Element>(
+        &self,
+        logits: &[E],
+        choices: &mut Vec<Choice>,
+        scores: &mut Vec<f32>,
+        threads: &Threads,
+    ) {
+        let (num_experts, num_chosen) = (self.experts.len(), self.routing.num_chosen);
+        let (num_tokens, needed) = (logits.len() / num_experts, self.routing.room(num_experts));
         choices.clear();
-        choices.resize(logits.len() / num_experts * num_chosen, Choice::default());
-        let places = Places(choices.as_mut_ptr());
-        threads.for_each(logits.len() / num_experts, logits.len() >= MIN_SHARED_LOGITS, |token| {
+        choices.resize(num_tokens * num_chosen, Choice::default());
+        scores.clear();
+        scores.resize(num_tokens * needed, 0.0);
+        let (places, scores) = (Places(choices.as_mut_ptr()), Places(scores.as_mut_ptr()));
+        threads.for_each(num_tokens, logits.len() >= MIN_SHARED_LOGITS, |token| {
             // SAFETY: there are `num_chosen` choices of each token, and each part writes its own token's.
             let choices = unsafe { places.slice(token * num_chosen, num_chosen) };
-            choose_of(&logits[token * num_experts..][..num_experts], self.is_normed, choices);
+            // SAFETY: likewise, of the numbers that a choice needs.
+            let room = unsafe { scores.slice(token * needed, needed) };
+            let own = &logits[token * num_experts..][..num_experts];
+            self.routing.choose(num_experts, |expert| own[expert].widen(), room, choices);
+        });
+    }
+
+    /// Room for what the shared MLP gives, `[num_tokens, hidden_size]`, and for the logits of its gate, `[num_tokens]`.
+    pub(super) fn shared_rows<'a, E: Element>(
+        &self,
+        num_tokens: usize,
+        room: &'a mut ExpertRoom,
+    ) -> Result<(&'a mut [E], &'a mut [E]), DecoderError> {
+        let width = self.router.in_features();
+        let num_bytes = num_tokens * (width + 1) * size_of::<E>();
+        let memory = DecoderError::Memory { num_bytes, num_tokens };
+        let rows = Lines::at_least(num_bytes, &mut room.shared).ok_or(memory)?.as_mut_slice::<E>();
+        let (rows, gates) = rows.split_at_mut(num_tokens * width);
+        Ok((rows, &mut gates[..num_tokens]))
+    }
+
+    /// The totals before the experts: what the shared MLP gives, times its gate, or nothing.
+    fn begin_totals<E: Element>(&self, num_tokens: usize, room: &mut ExpertRoom, threads: &Threads) {
+        let width = self.router.in_features();
+        room.totals.clear();
+        room.totals.resize(num_tokens * width, 0.0);
+        let (Some(shared), Some(rows)) = (&self.shared, &mut room.shared) else { return };
+        let (rows, gates) = rows.as_mut_slice::<E>().split_at(num_tokens * width);
+        let totals = Places(room.totals.as_mut_ptr());
+        threads.for_each(num_tokens, num_tokens * width >= MIN_SHARED_NUMBERS, |token| {
+            let weight = shared.gate.as_ref().map_or(1.0, |_| sigmoid(gates[token].widen()));
+            // SAFETY: there is a total of each token, and each part writes its own token's.
+            let total = unsafe { totals.slice(token * width, width) };
+            for (sum, x) in total.iter_mut().zip(&rows[token * width..][..width]) {
+                *sum = weight * x.widen();
+            }
         });
     }
 
@@ -129,7 +201,7 @@ impl ExpertMlp {
             let row = next[choice.expert as usize];
             next[choice.expert as usize] += 1;
             choice.row = row as u32;
-            tokens[row] = (index / self.num_chosen) as u32;
+            tokens[row] = (index / self.routing.num_chosen) as u32;
         }
     }
 
@@ -142,7 +214,7 @@ impl ExpertMlp {
         room: &mut ExpertRoom,
         threads: &Threads,
     ) -> Result<(), DecoderError> {
-        let (first, num_chosen) = (&self.experts[0], self.num_chosen);
+        let (first, num_chosen) = (&self.experts[0], self.routing.num_chosen);
         let (width, inner_row) = (first.up.in_features(), first.up.out_features());
         let (num_rows, num_tokens) = (rows.len(), normed.len() / width);
         let num_bytes = num_rows * (2 * width + inner_row) * size_of::<E>();
@@ -195,36 +267,6 @@ impl ExpertMlp {
     }
 }
 
-/// The experts of a token, ascending: those with the largest logits, the first of equals. Their weights are a softmax over all
-/// logits, perhaps divided by their sum.
-fn choose_of<E: Element>(logits: &[E], is_normed: bool, choices: &mut [Choice]) {
-    // While they are chosen, logits are in the place of weights, the largest first.
-    let is_larger = |logit: f32, choice: &Choice| logit > choice.weight;
-    let mut count = 0;
-    for (expert, logit) in logits.iter().enumerate() {
-        let logit = logit.widen();
-        if count == choices.len() && !is_larger(logit, &choices[count - 1]) {
-            continue;
-        }
-        let place = choices[..count].iter().take_while(|choice| !is_larger(logit, choice)).count();
-        count = choices.len().min(count + 1);
-        choices[place..count].rotate_right(1);
-        choices[place] = Choice { expert: expert as u32, weight: logit, row: 0 };
-    }
-    let largest = choices[0].weight;
-    let all: f32 = logits.iter().map(|logit| (logit.widen() - largest).exp()).sum();
-    for choice in choices.iter_mut() {
-        choice.weight = (choice.weight - largest).exp() / all;
-    }
-    if is_normed {
-        let sum: f32 = choices.iter().map(|choice| choice.weight).sum();
-        for choice in choices.iter_mut() {
-            choice.weight /= sum;
-        }
-    }
-    choices.sort_unstable_by_key(|choice| choice.expert);
-}
-
 /// Memory of which parts write different places.
 struct Places<T>(*mut T);
 
@@ -239,49 +281,5 @@ impl<T> Places<T> {
     unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
         // SAFETY: the caller gives places that lie in the memory and are this part's alone.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn chosen(logits: &[f32], num_chosen: usize, is_normed: bool) -> Vec<(u32, f32)> {
-        let mut choices = vec![Choice::default(); num_chosen];
-        choose_of(logits, is_normed, &mut choices);
-        choices.iter().map(|choice| (choice.expert, choice.weight)).collect()
-    }
-
-    #[test]
-    fn the_largest_logits_choose_and_weigh() {
-        let logits = [0.0, 3.0, 1.0, 2.0];
-        let all: f32 = logits.iter().map(|x: &f32| (x - 3.0).exp()).sum();
-        let found = chosen(&logits, 2, false);
-        assert_eq!(found, [(1, 1.0 / all), (3, (-1.0_f32).exp() / all)]);
-        let normed = chosen(&logits, 2, true);
-        assert!((normed[0].1 + normed[1].1 - 1.0).abs() < 1e-6);
-        assert!((normed[0].1 / normed[1].1 - found[0].1 / found[1].1).abs() < 1e-5);
-        let of_all: f32 = chosen(&logits, 4, false).iter().map(|(_, weight)| weight).sum();
-        assert!((of_all - 1.0).abs() < 1e-6);
-    }
-
-    #[test]
-    fn of_equal_logits_the_first_are_chosen() {
-        let experts = |logits: &[f32], count| -> Vec<u32> {
-            chosen(logits, count, true).iter().map(|(expert, _)| *expert).collect()
-        };
-        assert_eq!(experts(&[1.0, 1.0, 1.0, 1.0], 2), [0, 1]);
-        assert_eq!(experts(&[0.0, 1.0, 2.0, 1.0, 1.0], 3), [1, 2, 3]);
-        assert_eq!(experts(&[-0.0, 0.0, -1.0], 1), [0]);
-        assert_eq!(experts(&[f32::NEG_INFINITY; 3], 2), [0, 1]);
-    }
-
-    #[test]
-    fn what_is_no_number_gives_none_and_chooses_as_many() {
-        for logits in [[f32::NAN, 1.0, 2.0], [1.0, f32::NAN, 2.0], [f32::NAN; 3], [1.0, f32::INFINITY, 2.0]] {
-            let found = chosen(&logits, 2, true);
-            assert_eq!(found.len(), 2);
-            assert!(found[0].0 < found[1].0 && found.iter().any(|(_, weight)| weight.is_nan()), "{found:?}");
-        }
     }
 }

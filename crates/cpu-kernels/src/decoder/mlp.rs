@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::DecoderError;
+use super::{DecoderError, routing::Routing};
 use crate::{finish::Activation, packed::PackedLinear};
 
 /// What follows attention in a block.
@@ -32,12 +32,21 @@ pub struct DenseMlp {
 pub struct ExpertMlp {
     /// From the stream to a logit per expert.
     pub router: Arc<PackedLinear>,
+    /// What its logits mean.
+    pub routing: Routing,
     /// The MLPs.
     pub experts: Vec<DenseMlp>,
-    /// Experts that compute a token: those with the largest logits, the first of equals.
-    pub num_chosen: usize,
-    /// Whether the weights of a token's experts, a softmax over all logits, are divided by their sum.
-    pub is_normed: bool,
+    /// Computes every token besides, or none does.
+    pub shared: Option<SharedMlp>,
+}
+
+/// A gated MLP next to the experts, of any size, that computes every token.
+#[derive(Debug)]
+pub struct SharedMlp {
+    /// The MLP.
+    pub mlp: DenseMlp,
+    /// From the stream to a logit, whose sigmoid is the result's weight; None: it is 1.
+    pub gate: Option<Arc<PackedLinear>>,
 }
 
 impl DenseMlp {
@@ -64,13 +73,36 @@ impl Mlp {
             Self::Experts(mlp) => mlp,
         };
         let Some(first) = mlp.experts.first() else { return Err(DecoderError::NoExperts { block }) };
-        let (num_chosen, num_experts) = (mlp.num_chosen, mlp.experts.len());
+        let (routing, num_experts) = (&mlp.routing, mlp.experts.len());
+        let Routing { num_chosen, num_groups, num_chosen_groups, .. } = *routing;
         if !(1..=num_experts).contains(&num_chosen) {
             return Err(DecoderError::Chosen { block, num_chosen, num_experts });
         }
+        let has_groups = num_groups == 1
+            || (num_groups > 0 && num_experts.is_multiple_of(num_groups) && num_experts / num_groups >= 2);
+        let is_enough = (1..=num_groups).contains(&num_chosen_groups)
+            && num_chosen <= num_experts.checked_div(num_groups).unwrap_or(0) * num_chosen_groups;
+        if !has_groups || !is_enough {
+            return Err(DecoderError::Groups {
+                block,
+                num_groups,
+                num_chosen_groups,
+                num_chosen,
+                num_experts,
+            });
+        }
+        let bias = if routing.bias.is_empty() { num_experts } else { routing.bias.len() };
+        let of_gate = mlp.shared.as_ref().and_then(|shared| shared.gate.as_ref());
         for (name, found, expected) in [
             ("the input of the router", mlp.router.in_features(), hidden_size),
             ("the router", mlp.router.out_features(), num_experts),
+            ("the bias of the router's choice", bias, num_experts),
+            (
+                "the input of the shared MLP's gate",
+                of_gate.map_or(hidden_size, |gate| gate.in_features()),
+                hidden_size,
+            ),
+            ("the shared MLP's gate", of_gate.map_or(1, |gate| gate.out_features()), 1),
         ] {
             if found != expected {
                 return Err(DecoderError::Features { block, name, found, expected });
@@ -84,6 +116,12 @@ impl Mlp {
                 return Err(DecoderError::Unlike { block, expert });
             }
         }
+        if let Some(shared) = &mlp.shared {
+            shared.mlp.check(block, hidden_size)?;
+            if !shared.mlp.is_gated {
+                return Err(DecoderError::Shared { block });
+            }
+        }
         Ok(())
     }
 
@@ -91,7 +129,10 @@ impl Mlp {
     pub(super) fn inner_size(&self) -> usize {
         match self {
             Self::Dense(mlp) => mlp.up.out_features(),
-            Self::Experts(mlp) => mlp.router.out_features(),
+            Self::Experts(mlp) => {
+                let shared = mlp.shared.as_ref().map_or(0, |shared| shared.mlp.up.out_features());
+                shared.max(mlp.router.out_features())
+            }
         }
     }
 
@@ -99,7 +140,7 @@ impl Mlp {
     pub(super) fn first_layer(&self) -> &PackedLinear {
         match self {
             Self::Dense(mlp) => &mlp.up,
-            Self::Experts(mlp) => &mlp.router,
+            Self::Experts(mlp) => mlp.shared.as_ref().map_or(&mlp.router, |shared| &shared.mlp.up),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{
     AdapterTokens, Decoder, DecoderBlock, DecoderError, DecoderNorm, DecoderTimes, ExpertMlp, Mlp, Room,
+    SharedMlp,
     adapters::{self, Part, runs_of},
     experts::ExpertRoom,
 };
@@ -318,14 +319,48 @@ impl<'a, E: Element> Step<'a, E> {
         hidden: &mut [E],
         threads: &Threads,
     ) -> Result<(), DecoderError> {
+        if let Some(shared) = &mlp.shared {
+            self.share(mlp, shared, threads)?;
+        }
         let (num_tokens, width) = (self.num_tokens, self.hidden_size);
         let normed = &self.normed[..num_tokens * width];
-        let logits = &mut self.inner[..num_tokens * mlp.router.out_features()];
-        let x = TokenRows { data: normed, stride: width };
-        let to = OutRows { data: &mut *logits, stride: mlp.router.out_features() };
         threads.announce(None);
-        linear(&mlp.router, x, num_tokens, &onto(false), threads, to)?;
-        mlp.add(logits, normed, adds, self.after.map(ahead_of), self.experts, threads, hidden)?;
+        if mlp.routing.is_wide && size_of::<E>() < size_of::<f32>() {
+            mlp.choose_widely(normed, self.experts, threads)?;
+        } else {
+            let logits = &mut self.inner[..num_tokens * mlp.router.out_features()];
+            let x = TokenRows { data: normed, stride: width };
+            let to = OutRows { data: &mut *logits, stride: mlp.router.out_features() };
+            linear(&mlp.router, x, num_tokens, &onto(false), threads, to)?;
+            mlp.choose(logits, self.experts, threads);
+        }
+        mlp.add(normed, adds, self.after.map(ahead_of), self.experts, threads, hidden)?;
+        self.times.products += lap(&mut self.began);
+        Ok(())
+    }
+
+    /// The results of the MLP next to the experts, and the logits of its gate, where `mlp.add` finds them.
+    fn share(&mut self, mlp: &ExpertMlp, shared: &SharedMlp, threads: &Threads) -> Result<(), DecoderError> {
+        let (num_tokens, width) = (self.num_tokens, self.hidden_size);
+        let (products, inner_row) = (Kernel::best_for_products(), shared.mlp.up.out_features());
+        let normed = TokenRows { data: &*self.normed, stride: width };
+        let inner = OutRows { data: &mut *self.inner, stride: inner_row };
+        let runs = runs_of(self.adapters, self.block, Part::Up);
+        threads.announce(Some(ahead_of(&shared.mlp.down)));
+        product(&shared.mlp.up, normed, num_tokens, &onto(false), &runs, &mut self.ranks, threads, inner)?;
+        let inner = &mut self.inner[..num_tokens * inner_row];
+        apply_gates(inner, inner_row, shared.mlp.activation, products, threads);
+
+        let (rows, gates) = mlp.shared_rows::<E>(num_tokens, self.experts)?;
+        let inner = TokenRows { data: &*self.inner, stride: inner_row };
+        let to = OutRows { data: rows, stride: width };
+        let runs = runs_of(self.adapters, self.block, Part::Down);
+        threads.announce(Some(ahead_of(&mlp.router)));
+        product(&shared.mlp.down, inner, num_tokens, &onto(false), &runs, &mut self.ranks, threads, to)?;
+        if let Some(gate) = &shared.gate {
+            let normed = TokenRows { data: &*self.normed, stride: width };
+            linear(gate, normed, num_tokens, &onto(false), threads, OutRows { data: gates, stride: 1 })?;
+        }
         self.times.products += lap(&mut self.began);
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::{
 use ::cpu_kernels::{
     AdapterTokens, Angles, CacheElement, CacheLayout, Cached, Decoder, DecoderAdapter, DecoderBlock,
     DecoderError, DecoderNorm, DecoderOut, DecoderTimes, DenseMlp, Element, ExpertMlp, Heads, Int8Head,
-    Logits, Mlp, NormKind, bf16,
+    Logits, Mlp, NormKind, Routing, Scores, SharedMlp, bf16,
 };
 use pyo3::{
     buffer::{self, PyBuffer},
@@ -117,19 +117,71 @@ impl MlpParts<'_> {
 #[pyo3(from_item_all)]
 struct ExpertParts<'py> {
     router: PyRef<'py, CpuLinear>,
+    routing: RoutingParts<'py>,
     experts: Vec<MlpParts<'py>>,
-    num_chosen: usize,
-    is_normed: bool,
+    shared: Option<SharedParts<'py>>,
 }
 
 impl ExpertParts<'_> {
     fn mlp(&self) -> PyResult<ExpertMlp> {
         Ok(ExpertMlp {
             router: Arc::clone(&self.router.layer),
+            routing: self.routing.routing()?,
             experts: self.experts.iter().map(MlpParts::mlp).collect::<PyResult<_>>()?,
-            num_chosen: self.num_chosen,
-            is_normed: self.is_normed,
+            shared: self.shared.as_ref().map(SharedParts::shared).transpose()?,
         })
+    }
+}
+
+/// See `cpu_kernels::Routing`.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct RoutingParts<'py> {
+    scores: String,
+    num_chosen: usize,
+    bias: Option<Bound<'py, PyAny>>,
+    num_groups: usize,
+    num_chosen_groups: usize,
+    is_normed: bool,
+    scale: f32,
+    is_wide: bool,
+}
+
+impl RoutingParts<'_> {
+    fn routing(&self) -> PyResult<Routing> {
+        let scores = match self.scores.as_str() {
+            "softmax" => Scores::Softmax,
+            "sigmoid" => Scores::Sigmoid,
+            other => {
+                let message = format!("scores must be softmax or sigmoid, got {other:?}");
+                return Err(PyValueError::new_err(message));
+            }
+        };
+        Ok(Routing {
+            scores,
+            num_chosen: self.num_chosen,
+            bias: numbers_of("the bias of a router's choice", self.bias.as_ref())?,
+            num_groups: self.num_groups,
+            num_chosen_groups: self.num_chosen_groups,
+            is_normed: self.is_normed,
+            scale: self.scale,
+            is_wide: self.is_wide,
+        })
+    }
+}
+
+/// See `cpu_kernels::SharedMlp`.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct SharedParts<'py> {
+    mlp: MlpParts<'py>,
+    gate: Option<PyRef<'py, CpuLinear>>,
+}
+
+impl SharedParts<'_> {
+    fn shared(&self) -> PyResult<SharedMlp> {
+        let gate = self.gate.as_ref().map(|gate| Arc::clone(&gate.layer));
+        Ok(SharedMlp { mlp: self.mlp.mlp()?, gate })
     }
 }
 

@@ -141,6 +141,9 @@ class CoreLinear:
         ModelLoadError: A number cannot be rounded to an integer, because it is not finite or too large.
     """
 
+    takes_wide_rows = True
+    """See ``WideRowsKernel``."""
+
     def __init__(
         self,
         threads: _core.CpuThreads,

@@ -8,6 +8,7 @@ from typing import Any, Final
 from rustvllm.config.architectures import HEAD_DIMS
 from rustvllm.exceptions import ModelLoadError
 from rustvllm.layers.activation import clamped_silu
+from rustvllm.layers.router import Routing
 from rustvllm.models.decoder.expert_mlp import ExpertMLP, ExpertSizes
 from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
 from rustvllm.models.decoder.rotary_lm import PreNormLayer, RotaryLM
@@ -48,7 +49,7 @@ class GptOssForCausalLM(RotaryLM):
         return lambda layer: PreNormLayer(
             eps,
             RotaryAttention(sizes, qkv_bias=bias, out_bias=bias, sliding_window=windows[layer], has_sinks=True),
-            ExpertMLP(experts, clamped_silu, is_normed=True, bias=True),
+            ExpertMLP(experts, clamped_silu, Routing(is_normed=True), bias=True),
         )
 
     def checkpoint_name(self, name: str) -> str:

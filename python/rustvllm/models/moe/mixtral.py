@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rustvllm.layers.router import Routing
 from rustvllm.models.decoder.expert_mlp import ExpertMLP, ExpertSizes
 from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
 from rustvllm.models.decoder.rotary_lm import PreNormLayer, RotaryLM
@@ -33,7 +34,7 @@ class MixtralForCausalLM(RotaryLM):
         )
         act, window = config.string("hidden_act", "silu"), config.sliding_window()
         return lambda _: PreNormLayer(
-            eps, RotaryAttention(sizes, sliding_window=window), ExpertMLP(experts, act, is_normed=True)
+            eps, RotaryAttention(sizes, sliding_window=window), ExpertMLP(experts, act, Routing(is_normed=True))
         )
 
     def checkpoint_name(self, name: str) -> str:

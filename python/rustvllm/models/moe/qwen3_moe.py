@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rustvllm.layers.norm import RMSNorm
+from rustvllm.layers.router import Routing
 from rustvllm.models.decoder.expert_mlp import ExpertMLP, ExpertSizes
 from rustvllm.models.decoder.gated_mlp import GatedMLP
 from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
@@ -31,8 +32,8 @@ class Qwen3MoeForCausalLM(RotaryLM):
         make_experts: Callable[[], ExpertMLP] | None = None
         if sparse:
             experts = ExpertSizes.from_config(config, sizes.hidden_size, inner="moe_intermediate_size")
-            is_normed = config.boolean("norm_topk_prob", default=False)
-            make_experts = partial(ExpertMLP, experts, act, is_normed=is_normed)
+            routing = Routing(is_normed=config.boolean("norm_topk_prob", default=False))
+            make_experts = partial(ExpertMLP, experts, act, routing)
         inner_size = config.positive_int("intermediate_size") if len(sparse) < num_layers else 0
 
         def make_mlp(layer: int) -> GatedMLP | ExpertMLP:
