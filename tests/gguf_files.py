@@ -16,7 +16,12 @@ ROTARY = {
 }  # fmt: skip
 EXPERTS = {
     "mlp.gate": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
-    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.experts.down_proj": "ffn_down_exps", "mlp.gate.e_score_correction_bias": "exp_probs_b",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{
+        f"mlp.{shared}.{kind}_proj": f"ffn_{kind}_shexp"
+        for shared in ("shared_expert", "shared_experts") for kind in ("gate", "up", "down")
+    },
 }  # fmt: skip
 LLAMA_NORMS = {"post_attention_layernorm": "ffn_norm"}
 GEMMA_NORMS = {
@@ -47,6 +52,7 @@ SCALES = {
 def arch_of(model):
     names = {
         "gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "mixtral": "llama", "qwen3_moe": "qwen3moe", "olmo3": "olmo2",
+        "qwen2_moe": "qwen2moe", "glm4_moe": "glm4moe",
     }  # fmt: skip
     return names.get(model.config.model_type, model.config.model_type)
 
@@ -55,11 +61,14 @@ def file_name(name, arch):
     """From transformers' name of a tensor to the file's."""
     if name.endswith(".sinks"):
         name = f"{name}.weight"
+    if name.endswith(".e_score_correction_bias"):
+        name = f"{name}.bias"
     module, _, kind = name.rpartition(".")
     if module in AROUND:
         return f"{AROUND[module]}.{kind}"
     layer, _, module = module.split("layers." if arch != "gpt2" else "h.")[1].partition(".")
-    norms = GPT_OSS if arch == "gpt-oss" else GEMMA_NORMS if arch.startswith(("gemma", "olmo")) else LLAMA_NORMS
+    late = arch.startswith(("gemma", "olmo"))
+    norms = GPT_OSS if arch in ("gpt-oss", "glm4moe") else GEMMA_NORMS if late else LLAMA_NORMS
     names = GPT2 if arch == "gpt2" else ROTARY | EXPERTS | norms
     return f"blk.{layer}.{names[module]}.{kind}"
 
@@ -114,10 +123,10 @@ def write_model(path, model, kind_of, *, seed=0, metadata=lambda _: None):
         is_gemma_norm = arch.startswith("gemma") and stored_name.endswith("norm.weight")
         array = array.T.copy() if is_turned else array + 1 if is_gemma_norm else array
         array = interleave(array, heads) if heads else array
-        is_vector = array.ndim < 2 or stored_name.endswith(".bias")
+        is_vector = array.ndim < 2 or stored_name.endswith((".bias", "ffn_gate_inp_shexp.weight"))
         kind = Type.F32 if is_vector else Type[kind_of(stored_name)]
         if kind == Type.F32:
-            stored = array
+            stored = array.squeeze(0) if stored_name.endswith("ffn_gate_inp_shexp.weight") else array
             writer.add_tensor(stored_name, stored)
         elif kind == Type.F16:
             stored = array.astype(np.float16)
@@ -166,13 +175,23 @@ def write_config(writer, config, arch):
         return
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count_kv(config.num_key_value_heads)
-    if getattr(config, "num_local_experts", None):
-        writer.add_expert_count(config.num_local_experts)
+    num_experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    if num_experts:
+        writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if arch == "gpt-oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if arch == "qwen3moe":
+    if arch in ("qwen2moe", "qwen3moe", "glm4moe", "dots1"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if arch == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if arch in ("glm4moe", "dots1"):
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_rope_dimension_count(int(config.head_dim * config.rope_parameters.get("partial_rotary_factor", 1.0)))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)

@@ -29,6 +29,18 @@ QWEN3_MOE = LLAMA | {
     "head_dim": 12, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True,
 }  # fmt: skip
 MIXTRAL = LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
+QWEN2_MOE = LLAMA | {
+    "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 2,
+    "sliding_window": 6,
+}  # fmt: skip
+GLM4_MOE = LLAMA | {
+    "head_dim": 12, "partial_rotary_factor": 0.5, "moe_intermediate_size": 24, "n_routed_experts": 8,
+    "num_experts_per_tok": 2, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+DOTS1 = LLAMA | {
+    "head_dim": 12, "moe_intermediate_size": 24, "n_routed_experts": 6, "num_experts_per_tok": 3, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "sliding_window": None,
+}  # fmt: skip
 GPT_OSS = LLAMA | {
     "head_dim": 8, "intermediate_size": 24, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 6,
     "layer_types": None,
@@ -49,6 +61,9 @@ ARCHITECTURES = {
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", LLAMA | {"head_dim": 12}),
     "qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", QWEN3_MOE),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", MIXTRAL),
+    "qwen2-moe": ("Qwen2MoeConfig", "Qwen2MoeForCausalLM", QWEN2_MOE),
+    "glm4-moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM", GLM4_MOE),
+    "dots1": ("Dots1Config", "Dots1ForCausalLM", DOTS1),
     "gpt-oss": ("GptOssConfig", "GptOssForCausalLM", GPT_OSS),
     "phi3": ("Phi3Config", "Phi3ForCausalLM", LLAMA),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", GEMMA),
@@ -125,6 +140,30 @@ VARIANTS = {
     ),
     "mixtral": ("mixtral", {}),
     "mixtral-window-tied": ("mixtral", {"sliding_window": 7, "head_dim": 12, "tie_word_embeddings": True}),
+    "qwen2-moe": ("qwen2-moe", {}),
+    "qwen2-moe-some-layers-normed-tied-window": (
+        "qwen2-moe",
+        {
+            "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": True,
+            "qkv_bias": False, "tie_word_embeddings": True, "use_sliding_window": True, "max_window_layers": 3,
+        },
+    ),
+    "glm4-moe": ("glm4-moe", {}),
+    "glm4-moe-groups-norms-biases": (
+        "glm4-moe",
+        {
+            "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 1, "use_qk_norm": True,
+            "attention_bias": True, "norm_topk_prob": False, "first_k_dense_replace": 0,
+        },
+    ),
+    "dots1": ("dots1", {}),
+    "dots1-groups-normed-window": (
+        "dots1",
+        {
+            "n_group": 3, "topk_group": 2, "norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True,
+            "sliding_window": 7, "max_window_layers": 1, "routed_scaling_factor": 2.5, "n_shared_experts": 2,
+        },
+    ),
     "gpt-oss": ("gpt-oss", {}),
     "gpt-oss-all-experts-tied-full": (
         "gpt-oss",
@@ -252,6 +291,9 @@ def scale_weights(model):
         else:
             # Gemma adds one to them itself; its blocks are weighed by the norms behind them.
             parameter.normal_(std=0.1).add_(0.0 if kind.startswith("Gemma") and ".post_" not in name else 1.0)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # so large that it chooses others than the scores do
+            buffer.normal_(std=0.4)
 
 
 def load(folder, *, max_model_len=128, dtype=torch.float32, device="cpu", load_format="auto", seed=0, group=ALONE):

@@ -17,7 +17,7 @@ from rustvllm.exceptions import ConfigError, InvalidRequestError, ModelLoadError
 from rustvllm.lora.request import LoRARequest
 
 CLASSES = {kind: name for kind, (_, name, _) in ARCHITECTURES.items()}
-CLASSIFIERS = [kind for kind in CLASSES if kind != "granite"]
+CLASSIFIERS = [kind for kind in CLASSES if kind not in ("dots1", "glm4-moe", "granite")]
 """Kinds of which transformers has a class that classifies."""
 PROMPTS = prompts(97, [1, 2, 5, 8, 16, 17, 24, 30, 33, 37, 41, 60])
 OPTIONS = {"skip_tokenizer_init": True, "max_model_len": 64, "num_gpu_blocks_override": 200, "block_size": 4}

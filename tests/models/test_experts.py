@@ -1,6 +1,7 @@
 """What is special about experts: who is chosen, what is rounded, what files call them, and what is refused."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -136,14 +137,14 @@ class OneRowAtATime:
         return torch.cat([row[None] @ self.linear.weight.t() for row in x])
 
 
-@pytest.mark.parametrize("variant", ["qwen3-moe", "mixtral"])
+@pytest.mark.parametrize("variant", ["qwen3-moe", "mixtral", "qwen2-moe"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 def test_experts_are_rounded_and_the_router_keeps_its_numbers(variant, stored, tmp_path):
     make(*VARIANTS[variant]).to(stored).save_pretrained(tmp_path)
     model = load_packed(tmp_path, LinearOptions("core", "int8", 32, round_activations=True))
     assert model.decoder_kernel is not None
     weights = load_file(tmp_path / "model.safetensors")
-    block = "mlp" if variant == "qwen3-moe" else "block_sparse_moe"
+    block = "block_sparse_moe" if variant == "mixtral" else "mlp"
     for number, layer in enumerate(model.layers):
         router = layer.mlp.gate
         assert router.kernel.packed.kind == ("f32" if stored == torch.float32 else "bf16")
@@ -169,6 +170,44 @@ def test_the_core_computes_experts_however_small_they_are(stored, tmp_path):
             assert kinds == {"f32" if stored == torch.float32 else "bf16"}
         else:
             assert isinstance(mlp.down_proj.kernel, TorchLinear)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
+    """GLM-4.5's folders have one behind the others; one that the configuration does not name is refused."""
+    reference = make("glm4-moe", {"num_nextn_predict_layers": 1})
+    reference.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    last = {name: tensor for name, tensor in weights.items() if ".layers.2." in name}
+    weights |= {name.replace(".layers.2.", ".layers.3."): tensor.clone() for name, tensor in last.items()}
+    save_file(weights | {"model.layers.3.eh_proj.weight": torch.zeros(32, 64)}, file)
+    load(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(ModelLoadError, match=r"model\.layers\.3\..*' is une"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [
+        ("qwen2-moe", "layers.1.mlp.shared_expert_gate.weight"),
+        ("qwen2-moe", "layers.0.mlp.shared_expert.up_proj.weight"),
+        ("glm4-moe", "layers.2.mlp.gate.e_score_correction_bias"),
+        ("dots1", "layers.1.mlp.experts.5.down_proj.weight"),
+    ],
+)
+def test_a_part_that_is_missing_or_of_another_shape_is_named(variant, name, tmp_path):
+    make(*VARIANTS[variant]).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    tensor = weights.pop(f"model.{name}")
+    save_file(weights, file)
+    with pytest.raises(ModelLoadError, match=re.escape(name) + "' is missing"):
+        load(tmp_path)
+    save_file(weights | {f"model.{name}": torch.cat((tensor, tensor))}, file)
+    with pytest.raises(ModelLoadError, match=re.escape(name)):
+        load(tmp_path)
 
 
 def test_stacked_names_are_not_read(tmp_path):
@@ -208,15 +247,19 @@ def test_adapters_of_experts_are_refused_and_can_be_merged(tmp_path):
         assert llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids != plain
 
 
-@pytest.mark.parametrize("variant", ["qwen3-moe-some-layers", "mixtral", "gpt-oss"])
+@pytest.mark.parametrize("variant", ["qwen3-moe-some-layers", "mixtral", "gpt-oss", "qwen2-moe", "glm4-moe", "dots1"])
 def test_adapters_of_attention_have_pefts_logits(variant, tmp_path):
+    """And of the MLP that computes every token, where there is one."""
     pytest.importorskip("peft", reason="peft is not installed")
     from peft_adapters import make_adapter, with_adapter
     from test_lora import ALL_LOGITS, OPTIONS, assert_equals_peft, ids_of, run, share_that_differs
 
     reference = make(*VARIANTS[variant])
     reference.save_pretrained(tmp_path / "model")
-    make_adapter(reference, tmp_path / "adapter", seed=1, target_modules=["q_proj", "v_proj", "o_proj"])
+    modules = ["q_proj", "v_proj", "o_proj"]
+    if reference.config.model_type in ("qwen2_moe", "glm4_moe", "dots1"):
+        modules = r".*(q_proj|v_proj|o_proj|shared_experts?\.(gate|up|down)_proj)"
+    make_adapter(reference, tmp_path / "adapter", seed=1, target_modules=modules)
     with LLM(str(tmp_path / "model"), **OPTIONS) as llm:
         samples, alone = run(llm, LoRARequest("a", 1, str(tmp_path / "adapter")), ALL_LOGITS), run(llm)
     assert share_that_differs(ids_of(samples), ids_of(alone)) >= 0.9, "the adapter changes too little to be seen"

@@ -13,7 +13,7 @@ from rustvllm.worker.cpu_decoder import use_core_decoder
 
 FAMILIES = {
     "gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "gpt-neox", "gemma2", "gemma3", "qwen3-moe", "mixtral",
-    "gpt-oss", "smollm3", "granite", "olmo2", "olmo3",
+    "gpt-oss", "smollm3", "granite", "olmo2", "olmo3", "qwen2-moe", "glm4-moe", "dots1",
 }  # fmt: skip
 OTHER_PLANS = {"opt-post-norm-projected", "opt-no-final-norm", "opt-bare"}
 """Norms after the parts, none at the end, norms without parameters: these stay with their modules."""

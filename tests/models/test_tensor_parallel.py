@@ -22,8 +22,8 @@ from rustvllm.models.registry import make_model
 TOLERANCE, MARGIN = 1e-4, 1e-3
 ROOM = 1.05
 ONE_CALL = {
-    "gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "phi3", "qwen3-moe", "mixtral", "gpt-oss", "smollm3",
-    "granite",
+    "gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "phi3", "qwen3-moe", "mixtral", "gpt-oss", "qwen2-moe",
+    "glm4-moe", "dots1", "smollm3", "granite",
 }  # fmt: skip
 """Families whose blocks run in halves of one call."""
 

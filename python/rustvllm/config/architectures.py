@@ -30,11 +30,13 @@ class Architecture:
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     row.name: row
     for row in (
+        Architecture("Dots1ForCausalLM", "dots1", "moe.dots1", is_cpu_only=True),
         Architecture("GPT2LMHeadModel", "gpt2", "gpt2", is_multi_head=True),
         Architecture("GPTNeoXForCausalLM", "gpt_neox", "gpt_neox", is_multi_head=True),
         Architecture("Gemma2ForCausalLM", "gemma2", "gemma2", head_dim=256),
         Architecture("Gemma3ForCausalLM", "gemma3_text", "gemma3", head_dim=256),
         Architecture("Gemma3ForConditionalGeneration", "gemma3", "gemma3", head_dim=256),
+        Architecture("Glm4MoeForCausalLM", "glm4_moe", "moe.glm4_moe", is_cpu_only=True),
         Architecture("GptOssForCausalLM", "gpt_oss", "moe.gpt_oss", head_dim=64, is_cpu_only=True),
         Architecture("GraniteForCausalLM", "granite", "granite"),
         Architecture("Idefics3ForConditionalGeneration", "idefics3", "vision.idefics3"),
@@ -47,6 +49,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         Architecture("Olmo3ForCausalLM", "olmo3", "olmo2"),
         Architecture("Phi3ForCausalLM", "phi3", "phi3"),
         Architecture("Qwen2ForCausalLM", "qwen2", "qwen2"),
+        Architecture("Qwen2MoeForCausalLM", "qwen2_moe", "moe.qwen2_moe", is_cpu_only=True),
         Architecture("Qwen2VLForConditionalGeneration", "qwen2_vl", "vision.qwen2_vl"),
         Architecture("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "vision.qwen2_vl"),
         Architecture("Qwen3ForCausalLM", "qwen3", "qwen3", head_dim=128),
@@ -153,7 +156,8 @@ def chosen_share(config: Mapping[str, Any]) -> float:
     Args:
         config: ``config.json``, parsed.
     """
-    count = config.get("num_local_experts", config.get("num_experts"))
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    count = next((config[name] for name in names if config.get(name) is not None), None)
     chosen = config.get("num_experts_per_tok")
     if not isinstance(count, int) or not isinstance(chosen, int) or not 0 < chosen <= count:
         return 1.0

@@ -45,6 +45,24 @@ _GPT_OSS: Final[Mapping[str, str]] = {
     "attn_sinks": "self_attn.sinks",
     "post_attention_norm": "post_attention_layernorm",
 }
+_QWEN2_MOE: Final[Mapping[str, str]] = {
+    **_ROTARY,
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_DOTS1: Final[Mapping[str, str]] = {
+    **_ROTARY,
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_GLM4_MOE: Final[Mapping[str, str]] = {
+    **{name: module for name, module in _DOTS1.items() if name != "ffn_norm"},
+    "post_attention_norm": "post_attention_layernorm",
+}
 _GPT2: Final[Mapping[str, str]] = {
     "attn_norm": "ln_1",
     "attn_qkv": "attn.c_attn",
@@ -55,8 +73,10 @@ _GPT2: Final[Mapping[str, str]] = {
 }
 _LAYERS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     # architecture -> what comes before a layer's number, and its modules
+    "dots1": ("model.layers", _DOTS1),
     "gemma2": ("model.layers", _GEMMA),
     "gemma3": ("model.layers", _GEMMA),
+    "glm4moe": ("model.layers", _GLM4_MOE),
     "gpt-oss": ("model.layers", _GPT_OSS),
     "gpt2": ("h", _GPT2),
     "granite": ("model.layers", _ROTARY),
@@ -64,6 +84,7 @@ _LAYERS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "olmo2": ("model.layers", _OLMO2),
     "phi3": ("model.layers", {**_ROTARY, "ffn_up": "mlp.gate_up_proj"}),
     "qwen2": ("model.layers", _ROTARY),
+    "qwen2moe": ("model.layers", _QWEN2_MOE),
     "qwen3": ("model.layers", _ROTARY),
     "qwen3moe": ("model.layers", _ROTARY),
     "smollm3": ("model.layers", _ROTARY),
@@ -89,8 +110,10 @@ _BLOCK: Final = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _STACK: Final = re.compile(r"blk\.\d+\.ffn_(?:gate|up|down)_exps\.(weight|bias)")
 """The maps of all experts of a layer, ``[experts, outputs, inputs]``, or their biases, ``[experts, outputs]``."""
 _STACK_DIMS: Final[Mapping[str, int]] = {"weight": 3, "bias": 2}
-_SINKS: Final = ".sinks"
-"""A parameter of attention itself, whose name in a checkpoint has no ``weight`` behind it."""
+_BARE: Final[Mapping[str, str]] = {".sinks": "weight", ".e_score_correction_bias": "bias"}
+"""Parameters whose names in a checkpoint have no ``weight`` or ``bias`` behind them, and which of these files have."""
+_ONE_OUTPUT: Final = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")
+"""A map with one output, ``[1, inputs]``, which files store as a vector."""
 _ONE_EXPERT: Final = re.compile(r"(ffn_(?:gate|up|down))\.(\d+)")
 """The map of one expert, in files that older converters wrote."""
 _EXPERTS: Final = ".experts."
@@ -109,9 +132,11 @@ def read_gguf_headers(path: Path) -> dict[str, StoredTensor]:
     kv_heads = file.integer(f"{file.architecture}.attention.head_count_kv") or heads
     tensors: dict[str, StoredTensor] = {}
     paths = file.header.paths
-    for name, kind, shape, part, offset, nbytes in file.header.tensors():
+    for name, kind, stored_shape, part, offset, nbytes in file.header.tensors():
         if name in _OF_THE_CONFIGURATION:
             continue
+        is_vector = len(stored_shape) == 1
+        shape = [1, *stored_shape] if is_vector and _ONE_OUTPUT.fullmatch(name) else stored_shape
         if (stack := _STACK.fullmatch(name)) is not None:
             if len(shape) != (num_dims := _STACK_DIMS[stack[1]]):
                 raise ModelLoadError(
@@ -163,7 +188,7 @@ def _checkpoint_name(name: str, architecture: str) -> str:
             module, _, own = modules[f"{expert[1]}_exps"].partition(_EXPERTS)
             return f"{prefix}.{layer}.{module}{_EXPERTS}{expert[2]}.{own}.{kind}"
         own = f"{prefix}.{layer}.{modules.get(module)}"
-        return name if module not in modules else own if own.endswith(_SINKS) else f"{own}.{kind}"
+        return name if module not in modules else own if own.endswith(tuple(_BARE)) else f"{own}.{kind}"
     stem, _, kind = name.rpartition(".")
     around = _AROUND_GPT2 if architecture == "gpt2" else _AROUND
     return f"{around[stem]}.{kind}" if stem in around else name
@@ -178,8 +203,9 @@ def file_name(name: str, architecture: str) -> str:
         if stem in (theirs, theirs.removeprefix(_PREFIX)):
             return f"{ours}.{kind}"
     layers = prefix.removeprefix(_PREFIX) + "."
-    if name.endswith(_SINKS):
-        stem, kind = name, "weight"
+    for ending, stored_kind in _BARE.items():
+        if name.endswith(ending):
+            stem, kind = name, stored_kind
     bare = _EXPERT_NUMBER.sub(_EXPERTS, stem.removeprefix(_PREFIX))
     layer, _, module = bare.removeprefix(layers).partition(".")
     found = next((ours for ours, theirs in modules.items() if theirs == module), None)

@@ -48,7 +48,8 @@ class HFConfig:
 
     def index(self, name: str, default: int) -> int:
         """An integer that may be 0, e.g. the number of a layer."""
-        return 0 if self._values.get(name) == 0 else self.positive_int(name, default=default)
+        _, value = self._first((name,), default)
+        return 0 if value == 0 else self.positive_int(name, default=default)
 
     def optional_positive_float(self, name: str, default: float | None = None) -> float | None:
         """A positive number; None if it is null, ``default`` if it is missing."""

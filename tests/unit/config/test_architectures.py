@@ -63,7 +63,13 @@ def test_every_model_type_has_an_architecture_of_its_own(tmp_path):
         assert architecture in str(find_architecture({"model_type": model_type}, tmp_path))
 
 
-@pytest.mark.parametrize("architecture", ["GptOssForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "Dots1ForCausalLM", "Glm4MoeForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM",
+        "Qwen3MoeForCausalLM",
+    ],
+)  # fmt: skip
 def test_experts_run_by_transformers_code_on_other_devices(architecture, tmp_path):
     config = {"architectures": [architecture]}
     assert find_architecture(config, tmp_path) == (architecture, "rustvllm")

@@ -77,12 +77,60 @@ def test_metadata_of_gpt_oss(tmp_path):
         read_model_config(write(tmp_path / "m.gguf", arch="gpt-oss", values=values, keys=keys), model="m")
 
 
+EXPERTS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 24}
+
+
+def test_metadata_of_qwen2_moe(tmp_path):
+    values = BASE | EXPERTS | {"expert_shared_feed_forward_length": 40}
+    config = read_model_config(write(tmp_path / "m.gguf", arch="qwen2moe", values=values), model="m")
+    assert config.architecture == "Qwen2MoeForCausalLM"
+    found = config.hf_config
+    assert (found["moe_intermediate_size"], found["shared_expert_intermediate_size"]) == (24, 40)
+    assert (found["norm_topk_prob"], found["qkv_bias"], found["mlp_only_layers"]) == (False, False, [0, 1])
+    with pytest.raises(ModelLoadError, match=r"qwen2moe.expert_shared_feed_forward_length must be a positive number"):
+        read_model_config(write(tmp_path / "m.gguf", arch="qwen2moe", values=BASE | EXPERTS), model="m")
+
+
+def test_metadata_of_experts_behind_sigmoids(tmp_path):
+    values = BASE | EXPERTS | {
+        "expert_shared_count": 1, "leading_dense_block_count": 1, "nextn_predict_layers": 1, "rope.dimension_count": 4,
+        "expert_group_count": 3, "expert_group_used_count": 2,
+    }  # fmt: skip
+    keys = {"glm4moe.expert_weights_scale": 2.5}
+    config = read_model_config(write(tmp_path / "m.gguf", arch="glm4moe", values=values, keys=keys), model="m")
+    assert config.architecture == "Glm4MoeForCausalLM"
+    assert config.num_layers == 1, "the file counts the layer that predicts a further token"
+    found = config.hf_config
+    assert (found["n_routed_experts"], found["n_shared_experts"], found["first_k_dense_replace"]) == (6, 1, 1)
+    assert (found["routed_scaling_factor"], found["partial_rotary_factor"], found["use_qk_norm"]) == (2.5, 0.5, False)
+    assert (found["n_group"], found["topk_group"], found["num_nextn_predict_layers"]) == (3, 2, 1)
+    keys = {"dots1.expert_weights_scale": 0.0}
+    config = read_model_config(write(tmp_path / "m.gguf", arch="dots1", values=BASE | EXPERTS, keys=keys), model="m")
+    assert config.architecture == "Dots1ForCausalLM"
+    found = config.hf_config
+    assert (found["routed_scaling_factor"], found["n_shared_experts"], found["sliding_window"]) == (1.0, 0, None)
+    for changes, says in (
+        (
+            {"nextn_predict_layers": 2},
+            "glm4moe.nextn_predict_layers must be 0 to 1, fewer than glm4moe.*, got 2",
+        ),
+        (
+            {"expert_gating_func": 1},
+            r"glm4moe.expert_gating_func is 1, which is not supported; supported: 2",
+        ),
+        ({"expert_used_count": 0}, "glm4moe.expert_used_count must be a positive number, got 0"),
+    ):
+        path = write(tmp_path / "m.gguf", arch="glm4moe", values=values | changes)
+        with pytest.raises(ModelLoadError, match=says):
+            read_model_config(path, model="m")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (
             {"arch": "mamba"},
-            "'mamba', which rustvllm does not support as GGUF; supported: gemma2, gemma3, gpt-oss, gpt2, granite",
+            "'mamba', which rustvllm does not support as GGUF; supported: dots1, gemma2, gemma3, glm4moe, gpt-oss",
         ),
         (
             {"kind": "IQ4_XS"},

@@ -21,6 +21,13 @@ NUM_REQUESTS = 64
 SMALL_GPT2 = GPT2 | {"n_embd": 36, "n_head": 3, "n_inner": 101}
 SMALL_LLAMA = LLAMA | {"hidden_size": 36, "intermediate_size": 53, "head_dim": 12}
 SMALL_OSS = SMALL_LLAMA | {"num_local_experts": 7, "num_experts_per_tok": 3, "sliding_window": 9}
+SMALL_GLM = SMALL_LLAMA | {
+    "moe_intermediate_size": 45, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "use_qk_norm": True,
+}  # fmt: skip
+SMALL_QWEN2_MOE = SMALL_LLAMA | {
+    "moe_intermediate_size": 45, "shared_expert_intermediate_size": 53, "num_experts": 7, "num_experts_per_tok": 3,
+}  # fmt: skip
 SMALL_MOE = SMALL_LLAMA | {"moe_intermediate_size": 45, "num_experts": 7, "num_experts_per_tok": 3}
 
 
@@ -42,6 +49,12 @@ SMALL_MOE = SMALL_LLAMA | {"moe_intermediate_size": 45, "num_experts": 7, "num_e
         "moe-bfloat16",
         "moe-int8",
         "moe-int4-g32",
+        "shared",
+        "shared-bfloat16",
+        "shared-int4-g32",
+        "glm",
+        "glm-bfloat16",
+        "glm-int8",
         "oss",
         "oss-bfloat16",
         "oss-int8",
@@ -71,6 +84,8 @@ def make_model(name):
         "llama": (SMALL_LLAMA, "LlamaForCausalLM"),
         "qwen3": (SMALL_LLAMA, "Qwen3ForCausalLM"),
         "moe": (SMALL_MOE, "Qwen3MoeForCausalLM"),
+        "shared": (SMALL_QWEN2_MOE, "Qwen2MoeForCausalLM"),
+        "glm": (SMALL_GLM, "Glm4MoeForCausalLM"),
         "oss": (SMALL_OSS, "GptOssForCausalLM"),
         "neox": (SMALL_LLAMA | {"num_attention_heads": 3, "rotary_pct": 0.5}, "GPTNeoXForCausalLM"),
         "gemma2": (SMALL_LLAMA | {"sliding_window": 9}, "Gemma2ForCausalLM"),

@@ -3,7 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from checkpoints import FULL, GPT2, GPT_OSS, LLAMA, QWEN3_MOE, SLIDING, YARN_ROPE
+from checkpoints import (
+    DOTS1,
+    FULL,
+    GLM4_MOE,
+    GPT2,
+    GPT_OSS,
+    LLAMA,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    SLIDING,
+    YARN_ROPE,
+)
 from naive_schedule import NaiveEngine, Request
 
 from rustvllm import _core
@@ -20,8 +31,11 @@ from rustvllm.models.gpt_neox import GPTNeoXForCausalLM
 from rustvllm.models.granite import GraniteForCausalLM
 from rustvllm.models.llama import LlamaForCausalLM, SmolLM3ForCausalLM
 from rustvllm.models.mistral import MistralForCausalLM
+from rustvllm.models.moe.dots1 import Dots1ForCausalLM
+from rustvllm.models.moe.glm4_moe import Glm4MoeForCausalLM
 from rustvllm.models.moe.gpt_oss import GptOssForCausalLM
 from rustvllm.models.moe.mixtral import MixtralForCausalLM
+from rustvllm.models.moe.qwen2_moe import Qwen2MoeForCausalLM
 from rustvllm.models.moe.qwen3_moe import Qwen3MoeForCausalLM
 from rustvllm.models.olmo2 import Olmo2ForCausalLM, Olmo3ForCausalLM
 from rustvllm.models.opt import OPTForCausalLM
@@ -122,6 +136,15 @@ ROTARY = {
     "qwen3-moe": (Qwen3MoeForCausalLM, QWEN3_MOE | SIZES | {"moe_intermediate_size": 21, "mlp_only_layers": [1]}),
     "mixtral": (MixtralForCausalLM, SIZES | {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "gpt-oss": (GptOssForCausalLM, GPT_OSS | SIZES | {"intermediate_size": 22, "sliding_window": 9}),
+    "qwen2-moe": (
+        Qwen2MoeForCausalLM,
+        QWEN2_MOE | SIZES | {"moe_intermediate_size": 21, "shared_expert_intermediate_size": 37},
+    ),
+    "glm4-moe": (
+        Glm4MoeForCausalLM,
+        GLM4_MOE | SIZES | {"moe_intermediate_size": 21, "n_group": 4, "topk_group": 2, "use_qk_norm": True},
+    ),
+    "dots1": (Dots1ForCausalLM, DOTS1 | SIZES | {"moe_intermediate_size": 21, "sliding_window": 9}),
     "gpt-neox": (GPTNeoXForCausalLM, NEOX),
     "gpt-neox-one-after-the-other": (GPTNeoXForCausalLM, NEOX | {"use_parallel_residual": False, "hidden_act": "relu"}),
     "gemma2": (Gemma2ForCausalLM, SIZES | {"sliding_window": 9, "query_pre_attn_scalar": 10}),

@@ -24,8 +24,17 @@ _END_NAMES: Final = frozenset(
 _HARMONY_END_NAMES: Final = frozenset(("<|return|>", "<|call|>", "<|endoftext|>"))
 """The same of gpt-oss, where ``<|end|>`` ends one message of several."""
 _CONTROL: Final = 3
-_MIXTURES: Final = {"GptOssForCausalLM": "gpt-oss", "MixtralForCausalLM": "llama", "Qwen3MoeForCausalLM": "qwen3moe"}
+_MIXTURES: Final = {
+    "Dots1ForCausalLM": "dots1",
+    "Glm4MoeForCausalLM": "glm4moe",
+    "GptOssForCausalLM": "gpt-oss",
+    "MixtralForCausalLM": "llama",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+}
 """Architectures with experts, and what files call them."""
+_SIGMOID: Final = 2
+"""What files call sigmoids as the scores of experts."""
 _GRANITE_FACTORS: Final[Mapping[str, str]] = {
     # key behind granite. -> name in config.json
     "embedding_scale": "embedding_multiplier",
@@ -186,14 +195,20 @@ def _rope_scaling(file: GgufFile, config: dict[str, Any]) -> dict[str, Any] | No
     return scaling
 
 
-def _experts(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
-    """What all families with experts have besides; llama.cpp knows none of them whose weights are not normed."""
+def _experts(file: GgufFile, config: dict[str, Any], *, is_normed: bool = True) -> dict[str, Any]:
+    """What all families with experts have besides.
+
+    Args:
+        file: The file.
+        config: What it has so far.
+        is_normed: Whether llama.cpp divides the weights of a token's experts by their sum if the file does not say.
+    """
     prefix = file.architecture
-    is_normed = file.header.get(f"{prefix}.expert_weights_norm")
+    stored = file.header.get(f"{prefix}.expert_weights_norm")
     return config | {
         "num_local_experts": _needed(file, "expert_count"),
         "num_experts_per_tok": _needed(file, "expert_used_count"),
-        "norm_topk_prob": is_normed if isinstance(is_normed, bool) else True,
+        "norm_topk_prob": stored if isinstance(stored, bool) else is_normed,
     }
 
 
@@ -201,6 +216,60 @@ def _mixtral(file: GgufFile) -> dict[str, Any]:
     config = _experts(file, _rotary(file, "MixtralForCausalLM")) | {"model_type": "mixtral"}
     if not config.pop("norm_topk_prob"):
         raise ModelLoadError(f"{file.path}: llama.expert_weights_norm is false, which is not supported")
+    return config
+
+
+def _qwen2_moe(file: GgufFile) -> dict[str, Any]:
+    config = _experts(file, _rotary(file, "Qwen2MoeForCausalLM"), is_normed=False) | {"model_type": "qwen2_moe"}
+    names = {name for name, *_ in file.header.tensors()}
+    layers = range(config["num_hidden_layers"])
+    config["mlp_only_layers"] = [layer for layer in layers if f"blk.{layer}.ffn_gate_inp.weight" not in names]
+    config["moe_intermediate_size"] = _needed(file, "expert_feed_forward_length")
+    config["shared_expert_intermediate_size"] = _needed(file, "expert_shared_feed_forward_length")
+    config["qkv_bias"] = "blk.0.attn_q.bias" in names
+    return config
+
+
+def _grouped_experts(file: GgufFile, architecture: str) -> dict[str, Any]:
+    """Families that choose by sigmoids, with a bias of the choice, behind some layers without experts."""
+    config, prefix = _experts(file, _rotary(file, architecture), is_normed=False), file.architecture
+    scores = file.integer(f"{prefix}.expert_gating_func", _SIGMOID)
+    if scores != _SIGMOID:
+        raise ModelLoadError(
+            f"{file.path}: {prefix}.expert_gating_func is {scores}, which is not supported; supported: {_SIGMOID} "
+            "(sigmoid)"
+        )
+    names = {name for name, *_ in file.header.tensors()}
+    config["n_routed_experts"] = config.pop("num_local_experts")
+    config["moe_intermediate_size"] = _needed(file, "expert_feed_forward_length")
+    config["n_shared_experts"] = file.integer(f"{prefix}.expert_shared_count", 0)
+    config["first_k_dense_replace"] = file.integer(f"{prefix}.leading_dense_block_count", 0)
+    config["routed_scaling_factor"] = file.number(f"{prefix}.expert_weights_scale") or 1.0  # 0 means none
+    config["n_group"] = file.integer(f"{prefix}.expert_group_count", 1)
+    config["topk_group"] = file.integer(f"{prefix}.expert_group_used_count", 1)
+    config["attention_bias"] = "blk.0.attn_q.bias" in names
+    return config
+
+
+def _dots1(file: GgufFile) -> dict[str, Any]:
+    config = _grouped_experts(file, "Dots1ForCausalLM")
+    config["sliding_window"] = file.integer("dots1.attention.sliding_window") or None
+    return config
+
+
+def _glm4_moe(file: GgufFile) -> dict[str, Any]:
+    config = _grouped_experts(file, "Glm4MoeForCausalLM") | {"model_type": "glm4_moe"}
+    config["use_qk_norm"] = any(name == "blk.0.attn_q_norm.weight" for name, *_ in file.header.tensors())
+    # The file counts the layers that predict further tokens.
+    further = file.integer("glm4moe.nextn_predict_layers", 0) or 0
+    if not 0 <= further < config["num_hidden_layers"]:
+        raise ModelLoadError(
+            f"{file.path}: glm4moe.nextn_predict_layers must be 0 to {config['num_hidden_layers'] - 1}, fewer than "
+            f"glm4moe.block_count, got {further}"
+        )
+    config["num_nextn_predict_layers"] = further
+    config["num_hidden_layers"] -= further
+    config.setdefault("partial_rotary_factor", 1.0)
     return config
 
 
@@ -331,8 +400,10 @@ def _gpt2(file: GgufFile) -> dict[str, Any]:
 
 
 _ARCHITECTURES: Final[Mapping[str, Callable[[GgufFile], dict[str, Any]]]] = {
+    "dots1": _dots1,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "glm4moe": _glm4_moe,
     "gpt-oss": _gpt_oss,
     "gpt2": _gpt2,
     "granite": _granite,
@@ -340,6 +411,7 @@ _ARCHITECTURES: Final[Mapping[str, Callable[[GgufFile], dict[str, Any]]]] = {
     "olmo2": _olmo2,
     "phi3": _phi3,
     "qwen2": _qwen2,
+    "qwen2moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3_moe,
     "smollm3": _smollm3,
