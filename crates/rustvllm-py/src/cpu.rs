@@ -2,6 +2,7 @@
 
 pub(crate) mod arrays;
 pub(crate) mod attention;
+mod block_parts;
 mod block_rows;
 pub(crate) mod decoder;
 mod file_rows;
