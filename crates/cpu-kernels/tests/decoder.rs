@@ -7,17 +7,15 @@ mod blocks;
 #[path = "common/numbers.rs"]
 mod numbers;
 
-use std::{num::NonZeroU32, sync::Arc};
-
 use blocks::{
     CACHE, HEADS, INNER, LAYOUT, WIDTH, block, dense, layer, only_post_normed_block, parallel_block,
     post_normed_block, rotary_block, some_norm,
 };
 use cpu_kernels::{
     Activation, AttentionOptions, CacheElement, CacheLayout, Decoder, DecoderBlock, DecoderError,
-    DecoderNorm, DecoderOut, DenseMlp, Element, Epilogue, Heads, Int8Head, Kernel, Logits, Matrix, Mlp, Norm,
-    NormKind, OutRows, PackedLinear, RaggedBatch, Residual, Rotary, RotaryError, Sum, Threads, TokenRows,
-    WeightKind, apply_gates, attend, bf16, linear, norm, prepare_heads, reference::PlainHead, write_kv,
+    DecoderNorm, DecoderOut, Element, Epilogue, Heads, Int8Head, Kernel, Logits, Mlp, Norm, NormKind,
+    OutRows, PackedLinear, RaggedBatch, Residual, Rotary, RotaryError, Sum, Threads, TokenRows, WeightKind,
+    apply_gates, attend, bf16, linear, norm, prepare_heads, reference::PlainHead, write_kv,
 };
 use numbers::{narrowed, numbers};
 
