@@ -67,7 +67,7 @@ def test_model_type_stands_for_a_missing_architecture(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["FrogForImages"]}, "FrogForImages; supported are GPT2LMHeadModel, GPTNeoXForCausalLM"),
+        ({"architectures": ["FrogForImages"]}, "FrogForImages; supported are Dots1ForCausalLM, GPT2LMHeadModel"),
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "it keeps a recurrent state"),
         ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "it adds ALiBi biases inside"),
         ({"architectures": ["BartForCausalLM"], "is_encoder_decoder": True}, "an encoder-decoder model"),
@@ -121,7 +121,7 @@ def test_whose_modelling_code_runs(folder):
     assert read(folder(LLAMA), model_impl="transformers").model_impl == "transformers"
     config = read(folder(frog))
     assert (config.architecture, config.model_impl) == ("FrogForCausalLM", "transformers")
-    with pytest.raises(ModelLoadError, match="Frog, FrogForCausalLM; with --model-impl rustvllm supported are GPT2LM"):
+    with pytest.raises(ModelLoadError, match="Frog, FrogForCausalLM; with --model-impl rustvllm supported are Dots1"):
         read(folder(frog), model_impl="rustvllm")
 
 
