@@ -1,6 +1,6 @@
 """Measures where the time of a step goes on the CPU: products, attention, the rest, and reading the weights once.
 
-    python benches/python/decode_cost.py [--shape gpt2-small|llama-160m|pythia-160m|gemma3-270m]
+    python benches/python/decode_cost.py [--shape gpt2-small|llama-160m|qwen3-0.6b|pythia-160m|gemma3-270m]
         [--variants float32 bfloat16 int8 int4-g32]
         [--rows 1 8 32] [--prompt-len 32] [--prefill 128 2048] [--num-steps 40] [--output-json FILE]
 
@@ -42,6 +42,12 @@ LLAMA_160M = {
     "num_attention_heads": 12, "num_key_value_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 4096,
     "vocab_size": 32000, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "torch_dtype": "float32",
 }  # fmt: skip
+QWEN3_06B = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
+    "max_position_embeddings": 4096, "vocab_size": 151936, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+    "tie_word_embeddings": True, "torch_dtype": "float32",
+}  # fmt: skip
 PYTHIA_160M = {
     "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "hidden_size": 768, "num_hidden_layers": 12,
     "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 4096, "vocab_size": 50304,
@@ -53,7 +59,8 @@ GEMMA3_270M = {
     "max_position_embeddings": 4096, "vocab_size": 262144, "sliding_window": 512, "torch_dtype": "float32",
 }  # fmt: skip
 SHAPES = {
-    "gpt2-small": GPT2_SMALL, "llama-160m": LLAMA_160M, "pythia-160m": PYTHIA_160M, "gemma3-270m": GEMMA3_270M,
+    "gpt2-small": GPT2_SMALL, "llama-160m": LLAMA_160M, "qwen3-0.6b": QWEN3_06B, "pythia-160m": PYTHIA_160M,
+    "gemma3-270m": GEMMA3_270M,
 }  # fmt: skip
 FLOAT_ACTIVATIONS = "-float"
 VARIANTS: dict[str, dict[str, str]] = {
