@@ -3,10 +3,12 @@
 import asyncio
 import json
 import re
+import shutil
 
 import pytest
 
 from rustvllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams, StructuredOutputsParams
+from rustvllm.config.hub import embedded_model_path
 from rustvllm.engine.core_client import inproc
 from rustvllm.engine.grammar_masks import GrammarMasks
 from rustvllm.exceptions import InvalidRequestError, RequestFailedError
@@ -300,6 +302,18 @@ def test_a_grammar_that_other_rules_leave_no_token_says_so_and_harms_no_other_re
         assert [result.outputs[0].text for result in results] == [text for text, _, _ in expected[:NUM_KINDS]]
         both = SamplingParams(max_tokens=4, seed=1, structured_outputs=digits, allowed_token_ids=ids)
         assert llm.generate("Once", both, use_tqdm=False)[0].outputs[0].text == "7777"
+
+
+def test_a_tokenizer_that_has_gone_is_named_in_the_log_and_harms_no_other_request(tmp_path, caplog):
+    shutil.copytree(embedded_model_path(), tmp_path / "model")
+    params = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputsParams(regex="[0-9]+"))
+    with LLM(str(tmp_path / "model"), device="cpu", dtype="float32", max_model_len=128, block_size=8) as llm:
+        shutil.rmtree(tmp_path / "model")
+        with pytest.raises(RequestFailedError, match="could not be compiled"):
+            llm.generate("Once", params, use_tqdm=False)
+        assert llm.generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].token_ids
+    [said] = [record.getMessage() for record in caplog.records if "structured output" in record.getMessage()]
+    assert f"the tokenizer of {tmp_path / 'model'} cannot be read now: " in said
 
 
 BEHIND_E = {"type": "tag", "begin": "e", "content": {"type": "const_string", "value": "12345"}, "end": "!"}

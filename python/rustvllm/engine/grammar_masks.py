@@ -6,8 +6,11 @@ import numpy as np
 
 from rustvllm import _core
 from rustvllm.config import EngineConfig
+from rustvllm.logger import init_logger
 from rustvllm.sample.grammar_output import GrammarOutput
 from rustvllm.text.tokenizer import Tokenizer
+
+logger = init_logger(__name__)
 
 
 class GrammarMasks:
@@ -28,7 +31,17 @@ class GrammarMasks:
             """In a thread of the core, when the first grammar is compiled."""
             if path is None:
                 raise ValueError("there is no tokenizer")
-            tokenizer = Tokenizer.from_folder(path)
+            try:
+                tokenizer = Tokenizer.from_folder(path)
+            except Exception as error:
+                # The request is told only that its grammar could not be compiled.
+                logger.error(  # noqa: TRY400 -- the message says all
+                    "every request with structured output will be refused, because the tokenizer of %s cannot be read "
+                    "now: %s; put it back and restart the engine",
+                    path,
+                    error,
+                )
+                raise
             own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
             return tokenizer.core, [*eos_token_ids, *own]
 
