@@ -253,7 +253,7 @@ def test_no_weights(tmp_path, config):
 
 def test_unknown_architecture_lists_what_is_supported(tmp_path):
     message = refused(tmp_path, {"architectures": ["FrogForCausalLM"]})
-    assert "'FrogForCausalLM' is not supported; supported: GPT2LMHeadModel" in message
+    assert "'FrogForCausalLM' is not supported; supported: Dots1ForCausalLM" in message
 
 
 @pytest.mark.parametrize(
