@@ -34,7 +34,7 @@ class GrammarMasks:
             try:
                 tokenizer = Tokenizer.from_folder(path)
             except Exception as error:
-                # The request is told only that its grammar could not be compiled.
+                # The request itself gets only the error that its grammar could not be compiled.
                 logger.error(  # noqa: TRY400 -- the message says all
                     "every request with structured output will be refused, because the tokenizer of %s cannot be read "
                     "now: %s; put it back and restart the engine",
