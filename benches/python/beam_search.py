@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from tiny_checkpoint import write_gpt2_small
+from tokenizer_folder import tokenizer_folder
 
-TOKENIZER = Path(__file__).resolve().parents[3] / "shared/data/gpt2-tokenizer"
+TOKENIZER = tokenizer_folder("gpt2-tokenizer")
 PROMPT = "The quick brown fox jumps over the lazy dog and runs into the forest, where it meets an old friend who"
 
 

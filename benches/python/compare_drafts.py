@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from bench_report import new_report, publish
-from compare_offline import DATA, Engine, end_on_signals, environment_of, vocab_size_of
+from compare_offline import Engine, end_on_signals, environment_of, vocab_size_of
 from scripted_text import NUM_IDS, ROOT, STAGGER, Text, texts, use_tokenizer
 from tiny_checkpoint import write_gpt2_small
+from tokenizer_folder import DATA, folder_with_tokenizer
 
 OURS = {"method": "auto", "suffix_decoding_max_cached_requests": 0}
 """No answer becomes a draft of another one, because each turn asks for the same answers."""
@@ -155,7 +156,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--num-threads", type=int, default=2)
-    parser.add_argument("--tokenizer", type=Path, default=DATA / "gpt2-tokenizer", help="GPT-2's")
+    parser.add_argument(
+        "--tokenizer",
+        type=folder_with_tokenizer,
+        default=str(DATA / "gpt2-tokenizer"),
+        help="a folder with GPT-2's tokenizer.json",
+    )
     parser.add_argument("--log-folder", type=Path, help="what the engines print goes there")
     parser.add_argument("--prepare", action="store_true", help="make the checkpoint, and end")
     parser.add_argument("--output-json", type=Path)

@@ -5,7 +5,7 @@ random weights.
 Each engine is its own process with the interpreter of its own environment (``engines/``); while one is measured, the
 others are stopped (SIGSTOP). There are two measurements: 32 prompts of 128 tokens with 128 greedy tokens each, and
 prompts of 128 alone: three with 1 token, of which the median counts, and one with 128; the difference gives the time
-per token. docs/benchmarks.md says how to install the other engines and convert the model.
+per token. docs/benchmarks/engines.md says how to install the other engines and convert the model.
 
 The report also has the limits of the machine ("ceilings"), measured before and after while all engines are stopped: how
 fast the same number of threads reads packed weights with a prefetching loop, and how many operations per second they
@@ -44,16 +44,16 @@ from tiny_checkpoint import (
     write_qwen3_1_7b,
     write_qwen3_moe_0_5b,
 )
+from tokenizer_folder import tokenizer_folder
 
 ENGINES = Path(__file__).parent / "engines"
-DATA = Path(__file__).resolve().parents[3] / "shared/data"
 SHAPES = {
-    "gpt2-small": (write_gpt2_small, DATA / "gpt2-tokenizer"),
-    "llama-160m": (write_llama_160m, DATA / "slm4096-gpt2/hf"),
-    "qwen3-0.6b": (write_qwen3_0_6b, DATA / "slm4096-gpt2/hf"),
-    "qwen3-1.7b": (write_qwen3_1_7b, DATA / "slm4096-gpt2/hf"),
-    "qwen3-moe-0.5b": (write_qwen3_moe_0_5b, DATA / "slm4096-gpt2/hf"),
-    "gpt-oss-0.6b": (write_gpt_oss_0_6b, DATA / "slm4096-gpt2/hf"),
+    "gpt2-small": (write_gpt2_small, "gpt2-tokenizer"),
+    "llama-160m": (write_llama_160m, "slm4096-gpt2/hf"),
+    "qwen3-0.6b": (write_qwen3_0_6b, "slm4096-gpt2/hf"),
+    "qwen3-1.7b": (write_qwen3_1_7b, "slm4096-gpt2/hf"),
+    "qwen3-moe-0.5b": (write_qwen3_moe_0_5b, "slm4096-gpt2/hf"),
+    "gpt-oss-0.6b": (write_gpt_oss_0_6b, "slm4096-gpt2/hf"),
 }
 INPUT_LEN = OUTPUT_LEN = 128
 PROMPTS_ALONE = 3
@@ -297,7 +297,7 @@ def main() -> None:
         model = args.model or Path(folder) / args.shape
         write, tokenizer = SHAPES[args.shape]
         if not model.is_file() and not (model / "config.json").exists():
-            write(model, args.tokenizer or tokenizer)
+            write(model, args.tokenizer or tokenizer_folder(tokenizer))
         vocab_size = vocab_size_of(model)
         logs = args.log_folder or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)

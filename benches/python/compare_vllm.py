@@ -1,7 +1,7 @@
 """Compares rustvllm with vLLM: the same tiny model, the same client, the same cores, in alternating turns.
 
 Both serve one checkpoint of one layer, so the comparison measures the host: scheduler, sampling, text, HTTP. Each turn
-measures one server, while the other is stopped (SIGSTOP) or idle. docs/benchmarks.md says how to install vLLM.
+measures one server, while the other is stopped (SIGSTOP) or idle. docs/benchmarks/engines.md says how to install vLLM.
 
     python benches/python/compare_vllm.py --vllm-python vllm/bin/python --output-json report.json
 """
@@ -22,8 +22,9 @@ from typing import Any
 from bench_report import add_common_flags, new_report, parse, publish, whole_numbers
 from measured_server import MeasuredServer, bench_serve, rustvllm_server
 from tiny_checkpoint import write_tiny_llama
+from tokenizer_folder import tokenizer_folder
 
-TOKENIZER = Path(__file__).resolve().parents[3] / "shared/data/slm4096-gpt2/hf"
+TOKENIZER = tokenizer_folder("slm4096-gpt2/hf")
 INPUT_LEN, OUTPUT_LEN = 32, 64
 COLUMNS = {
     "output_throughput": "tokens/s",

@@ -26,8 +26,9 @@ from bench_report import add_common_flags, new_report, parse, publish
 from compare_vllm import awake, our_server, vllm_server
 from measured_server import MeasuredServer
 from tiny_checkpoint import write_tiny_llama
+from tokenizer_folder import tokenizer_folder
 
-TOKENIZER = Path(__file__).resolve().parents[3] / "shared/data/gpt2-tokenizer"
+TOKENIZER = tokenizer_folder("gpt2-tokenizer")
 MAX_TOKENS = 96
 SHORT = {"type": "string", "minLength": 1, "maxLength": 12}
 SCHEMAS: list[dict[str, Any]] = [

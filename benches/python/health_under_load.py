@@ -30,8 +30,9 @@ from bench_report import add_common_flags, new_report, parse, publish
 from measured_server import MeasuredServer, bench_serve, rustvllm_server
 from step_times import StepTimes
 from tiny_checkpoint import write_tiny_llama
+from tokenizer_folder import tokenizer_folder
 
-TOKENIZER = Path(__file__).resolve().parents[3] / "shared/data/gpt2-tokenizer"
+TOKENIZER = tokenizer_folder("gpt2-tokenizer")
 POSITIONS = 131_072
 POLL_SECONDS = 0.02
 TIMEOUT = 30

@@ -14,8 +14,9 @@ import numpy as np
 from random_gguf import SHAPES
 from safetensors.numpy import save_file
 from tiny_checkpoint import copy_tokenizer
+from tokenizer_folder import tokenizer_folder
 
-TOKENIZER = Path(__file__).resolve().parents[3] / "shared/data/slm4096-gpt2/hf"
+TOKENIZER = tokenizer_folder("slm4096-gpt2/hf")
 GROUP = 128
 PER_WORD = 8
 MODULES = {

@@ -20,8 +20,9 @@ from bench_report import new_report, publish
 from compare_offline import INPUT_LEN, MAX_MODEL_LEN, OUTPUT_LEN, Engine, end_on_signals, prompts_of
 from measured_server import bench_serve, rustvllm_server
 from tiny_checkpoint import write_gpt2_small
+from tokenizer_folder import tokenizer_folder
 
-TOKENIZER = Path(__file__).resolve().parents[3] / "shared/data/gpt2-tokenizer"
+TOKENIZER = tokenizer_folder("gpt2-tokenizer")
 
 
 def main() -> None:

@@ -31,10 +31,10 @@ import torch
 from bench_report import new_report, publish
 from scripted_text import NUM_IDS, Text, texts, use_tokenizer
 from tiny_checkpoint import SCRIPT_SCALE, write_gpt2_small
+from tokenizer_folder import DATA, folder_with_tokenizer
 
 from rustvllm import LLM, SamplingParams
 
-DATA = Path(__file__).resolve().parents[3] / "shared/data"
 COUNTERS = ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_withheld_draft_tokens", "num_draft_pauses")
 MAX_MODEL_LEN = 1536
 
@@ -211,7 +211,12 @@ def main() -> None:
     parser.add_argument("--always", action="store_true", help="measure also without the controller")
     parser.add_argument("--embedded", action="store_true", help="measure the model in the package, with --text sampled")
     parser.add_argument("--model", type=Path, help="folder of the checkpoint, made if it is not there")
-    parser.add_argument("--tokenizer", type=Path, default=DATA / "gpt2-tokenizer", help="GPT-2's")
+    parser.add_argument(
+        "--tokenizer",
+        type=folder_with_tokenizer,
+        default=str(DATA / "gpt2-tokenizer"),
+        help="a folder with GPT-2's tokenizer.json",
+    )
     parser.add_argument("--corpus", type=Path, help="a text file, for --text ordinary")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()

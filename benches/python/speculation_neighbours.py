@@ -19,8 +19,9 @@ from typing import Any
 
 from bench_report import new_report, publish
 from scripted_text import NUM_IDS, STAGGER, drawn, repeating
-from speculation import DATA, Scripted
+from speculation import Scripted
 from tiny_checkpoint import write_gpt2_small
+from tokenizer_folder import DATA, folder_with_tokenizer
 
 NUM_OTHERS, NUM_TOKENS = 31, 128
 REPEATED_FROM = 640
@@ -38,7 +39,12 @@ def main() -> None:
     parser.add_argument("--scene", nargs="+", choices=SCENES, default=list(SCENES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", type=Path, help="folder of the checkpoint, made if it is not there")
-    parser.add_argument("--tokenizer", type=Path, default=DATA / "gpt2-tokenizer", help="GPT-2's")
+    parser.add_argument(
+        "--tokenizer",
+        type=folder_with_tokenizer,
+        default=str(DATA / "gpt2-tokenizer"),
+        help="a folder with GPT-2's tokenizer.json",
+    )
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
     results: dict[str, Any] = {}

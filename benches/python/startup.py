@@ -16,8 +16,9 @@ from typing import Any
 from bench_report import add_common_flags, new_report, parse, publish
 from measured_server import RUSTVLLM, mode_flags
 from tiny_checkpoint import write_gpt2_small
+from tokenizer_folder import tokenizer_folder
 
-TOKENIZER = Path(__file__).resolve().parents[3] / "shared/data/gpt2-tokenizer"
+TOKENIZER = tokenizer_folder("gpt2-tokenizer")
 
 
 def startup(num_iters: int, mode: str, *serve: str) -> dict[str, Any]:

@@ -17,6 +17,8 @@ Weights = dict[str, npt.NDArray[np.float32]]
 
 SCRIPT_SCALE = 250.0
 """A position's embedding is that of the token to come, times this factor, which outweighs all that layers add."""
+GPT2_IDS = 50_257
+"""Tokens of GPT-2's vocabulary: a model of its shape has as many, even with a tokenizer of fewer."""
 MXFP4_BLOCK = 32
 """Inputs that share an exponent, and in Q8_0 a scale."""
 MXFP4_CONFIG: dict[str, Any] = {
@@ -311,7 +313,7 @@ def write_gpt2_small(
             model computes as much as any other of the shape.
         num_layers: Fewer for a smaller model.
     """
-    vocab_size = copy_tokenizer(tokenizer, folder)
+    vocab_size = max(GPT2_IDS, copy_tokenizer(tokenizer, folder))
     hidden_size = 768
     config = {
         "model_type": "gpt2",

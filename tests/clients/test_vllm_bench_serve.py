@@ -1,7 +1,7 @@
 """vLLM's `bench serve` measures this server as it measures its own.
 
 vLLM takes 6 GB, so `RUSTVLLM_TEST_VLLM_PYTHON` names the interpreter of an environment that has it (how to make one:
-docs/benchmarks.md).
+docs/benchmarks/engines.md).
 """
 
 import json

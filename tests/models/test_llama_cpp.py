@@ -1,7 +1,7 @@
 """Greedy ids out of a GGUF file are those of llama.cpp with the same file, wherever its margin is clear.
 
 It needs an interpreter that has ``llama_cpp`` (``RUSTVLLM_TEST_LLAMA_CPP_PYTHON``); how to make its environment:
-docs/benchmarks.md.
+docs/benchmarks/engines.md.
 """
 
 import json

@@ -1,6 +1,6 @@
 """OpenVINO GenAI, through its continuous batching over a paged cache.
 
-The model must be converted first, as docs/benchmarks.md describes; its folder is ``settings["converted"]``.
+The model must be converted first, as docs/benchmarks/engines.md describes; its folder is ``settings["converted"]``.
 """
 
 from typing import Any

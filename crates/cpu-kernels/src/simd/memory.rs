@@ -1,7 +1,7 @@
 //! How the processor likes to be asked for memory that is read once, where processors differ.
 //!
 //! With two cores of a Zen 4, products of float32 that read two streams per core took 1.1 to 1.4 times as long as with one, while
-//! a Cascade Lake and a Zen 5 read two faster. docs/benchmarks.md has the figures.
+//! a Cascade Lake and a Zen 5 read two faster. docs/benchmarks/cpu-steps.md has the figures.
 
 use std::sync::LazyLock;
 
