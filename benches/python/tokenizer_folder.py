@@ -1,4 +1,4 @@
-"""The tokenizer that a script gives the checkpoint it makes, unless it is told another one."""
+"""The tokenizer of the checkpoints that scripts make, where no ``--tokenizer`` names another one."""
 
 import argparse
 from pathlib import Path
