@@ -90,6 +90,7 @@ mod counters;
 mod cpu_tier;
 mod error;
 mod hash;
+mod hash_pair;
 mod pool;
 mod prefix_index;
 mod return_stack;

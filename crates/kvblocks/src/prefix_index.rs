@@ -244,6 +244,14 @@ impl PrefixIndex {
         })
     }
 
+    /// Owner: brings what `insert` of this block will touch nearer to the processor; the number has no meaning.
+    #[inline]
+    pub(crate) fn approach(&self, block: BlockId, hash: BlockHash) -> u32 {
+        let (low, high) = hash.words();
+        let home = &self.buckets[self.home(tag_of(low, high))];
+        home.num_passed.load(Ordering::Relaxed) ^ self.records[block.index()].version.load(Ordering::Relaxed)
+    }
+
     /// Owner: registers a block that is not registered.
     pub(crate) fn insert(&self, block: BlockId, hash: BlockHash) {
         let (low, high) = hash.words();

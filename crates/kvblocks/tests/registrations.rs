@@ -141,3 +141,25 @@ fn the_states_of_all_blocks_are_those_of_each() {
     assert_eq!(states.iter().filter(|state| state.free_position.is_some()).count(), 5);
     assert_eq!(states, (0..9).map(|id| pool.block_state(BlockId(id))).collect::<Vec<_>>());
 }
+
+/// Approaching a block, registered or not, changes nothing.
+#[test]
+fn an_approach_leaves_everything_as_it_is() {
+    let mut pool = pool(3);
+    let (block, other) = (BlockId(1), BlockHash([8; 16]));
+    pool.register(block, HASH, 5);
+    let (states, order) = (pool.block_states(), pool.free_order());
+    for id in 0..8 {
+        pool.approach(BlockId(id), &HASH);
+        pool.approach(BlockId(id), &other);
+    }
+    assert_eq!((pool.block_states(), pool.free_order()), (states, order));
+    assert_eq!((pool.lookup(&HASH), pool.lookup(&other)), (Some(block), None));
+    pool.check_invariants();
+}
+
+#[test]
+#[should_panic(expected = "index out of bounds")]
+fn a_block_of_another_pool_is_not_approached() {
+    pool(1).approach(BlockId(8), &HASH);
+}

@@ -13,6 +13,7 @@ use crate::{
     config::SchedulerConfig,
     kv_cache_manager::extra_keys::ExtraKeys,
     request::{Request, RequestStatus},
+    requests::Requests,
 };
 
 /// What an admission requires in addition to the blocks for its next tokens.
@@ -137,6 +138,35 @@ impl KVCacheManager {
         request.num_registered_blocks = full;
     }
 
+    /// Register the blocks that known tokens fill, for several requests: slots, and their numbers of tokens. The result
+    /// is that of [`register_full_blocks`](Self::register_full_blocks) for each; `step` computes the blocks.
+    ///
+    /// Blocks of two requests are hashed together, which takes little longer than those of one; and all are hashed before
+    /// the first is registered, so that the waits for what registering touches overlap.
+    pub(crate) fn register_together(&mut self, requests: &mut Requests, filled: &[(u32, u32)], step: u64) {
+        if self.enable_caching {
+            for pair in filled.chunks(2) {
+                self.hash_pair(requests, pair);
+                for &(slot, num_tokens) in pair {
+                    self.prepare_to_register(&mut requests[slot as usize], num_tokens);
+                }
+            }
+        }
+        for &(slot, num_tokens) in filled {
+            self.register_full_blocks(&mut requests[slot as usize], num_tokens, Some(step));
+        }
+    }
+
+    /// Hash what a request has to register, and bring near what that will touch.
+    fn prepare_to_register(&self, request: &mut Request, num_tokens: u32) {
+        let full = (num_tokens / self.block_size) as usize;
+        self.extend_hashes(request, full);
+        let blocks = request.block_table.iter().zip(&request.cold.block_hashes);
+        for (&block, hash) in blocks.take(full).skip(request.num_registered_blocks as usize) {
+            self.pool.approach(block, hash);
+        }
+    }
+
     /// Make the registrations of steps up to `step` final, because it was updated.
     pub(crate) fn settle(&mut self, step: u64) {
         while self.unsettled.front().is_some_and(|&(registered_in, _)| registered_in <= step) {
@@ -225,6 +255,27 @@ impl KVCacheManager {
         let known = &token_ids[..max_blocks * self.block_size as usize];
         let hashes = hash_blocks(&self.hasher, self.block_size, known, extra_keys);
         hashes.iter().take_while(|hash| self.pool.lookup(hash).is_some()).count() as u32
+    }
+
+    /// Continue the hashes of two requests for as long as both have blocks to hash; the rest is for `extend_hashes`.
+    fn hash_pair(&self, requests: &mut Requests, pair: &[(u32, u32)]) {
+        let &[(one, one_tokens), (other, other_tokens)] = pair else { return };
+        let Some(both) = requests.two(one, other) else { return };
+        let block_size = self.block_size as usize;
+        let [one, other] = both.map(Request::hash_chain);
+        if !one.1.is_empty() || !other.1.is_empty() {
+            return;
+        }
+        while one.2.len() < one_tokens as usize / block_size
+            && other.2.len() < other_tokens as usize / block_size
+            && let (Some(one_parent), Some(other_parent)) = (one.2.last(), other.2.last())
+        {
+            let tokens = [(one.0, one.2.len()), (other.0, other.2.len())]
+                .map(|(token_ids, at)| &token_ids[at * block_size..][..block_size]);
+            let [one_hash, other_hash] = self.hasher.hash_pair([one_parent, other_parent], tokens);
+            one.2.push(one_hash);
+            other.2.push(other_hash);
+        }
     }
 
     fn extend_hashes(&self, request: &mut Request, num_blocks: usize) {

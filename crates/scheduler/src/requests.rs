@@ -62,6 +62,11 @@ impl Requests {
         (slot, epoch, arrival)
     }
 
+    /// The requests in two slots; `None` if that is the same slot twice.
+    pub(crate) fn two(&mut self, one: u32, other: u32) -> Option<[&mut Request; 2]> {
+        self.slots.get_disjoint_mut([one as usize, other as usize]).ok()
+    }
+
     /// Put a request into the slot that was reserved for it.
     pub(crate) fn insert(&mut self, slot: u32, request: Request) {
         self.by_id.insert(request.cold.request_id.clone(), slot);

@@ -91,6 +91,8 @@ pub(crate) struct Step {
     pub(crate) prompt_spans: Vec<PromptSpan>,
     /// Buffer for a round of decodes: row, index in its table and id of each block that was begun.
     new_blocks: Vec<[u32; 3]>,
+    /// Buffer for a round of decodes: slot and known tokens of each that fills a block.
+    filled: Vec<(u32, u32)>,
     /// Ids of the requests in `finished_rows` and `preempted_rows`, for the debug view.
     pub(crate) finished_ids: Vec<Box<str>>,
     pub(crate) preempted: Vec<Tenant>,
@@ -123,6 +125,7 @@ impl Step {
             decodes_from: (0, 0),
             prompt_spans: Vec::new(),
             new_blocks: Vec::with_capacity(config.max_num_seqs as usize),
+            filled: Vec::with_capacity(config.max_num_seqs as usize),
             finished_ids: Vec::with_capacity(config.max_num_seqs as usize),
             preempted: Vec::with_capacity(config.max_num_seqs as usize),
         }
@@ -212,10 +215,12 @@ impl Step {
             }
             let mut block_table_start = UNCHANGED;
             if request.slots_left <= 1 {
-                match reach_border(request, kv, self.block_size, step) {
+                match reach_border(request, kv, self.block_size) {
                     Border::Refused => break,
                     Border::InBlock => {}
+                    Border::FillsBlock => self.filled.extend(filled_by(slot, request, self.block_size)),
                     Border::NewBlock(block) => {
+                        self.filled.extend(filled_by(slot, request, self.block_size));
                         block_table_start = request.block_table.len() as u32 - 1;
                         self.new_blocks.push([request.row, block_table_start, block.0]);
                     }
@@ -245,6 +250,8 @@ impl Step {
             request.slots_left -= 1;
             done += 1;
         }
+        kv.register_together(requests, &self.filled, step);
+        self.filled.clear();
         self.fill_decodes(index, token, done);
         let mut new_blocks = std::mem::take(&mut self.new_blocks);
         for [row, start, block] in new_blocks.drain(..) {
@@ -513,30 +520,35 @@ enum Border {
     Refused,
     /// It runs in a block that it has.
     InBlock,
-    /// It got a new block.
+    /// It does, and may fill it, or has filled one before it: what is full is to be registered.
+    FillsBlock,
+    /// It got a new block; what is full is to be registered.
     NewBlock(BlockId),
 }
 
-/// Give a decode the block that it needs, and register the block that it fills.
-fn reach_border(request: &mut Request, kv: &mut KVCacheManager, block_size: u32, step: u64) -> Border {
+/// Give a decode the block that it needs.
+fn reach_border(request: &mut Request, kv: &mut KVCacheManager, block_size: u32) -> Border {
     if request.cold.seat.is_some() {
         return Border::Refused; // Others may hold the block.
     }
-    let mut border = Border::InBlock;
-    if request.slots_left == 0 {
-        if request.num_computed_tokens == request.capacity_tokens(block_size) {
-            let Some(block) = kv.pool.allocate_one() else { return Border::Refused };
-            request.block_table.push(block);
-            border = Border::NewBlock(block);
-        }
-        request.locate_next_slot(block_size);
-        if matches!(border, Border::InBlock) && request.slots_left > 1 {
-            return border; // Drafts that were rejected have left it a block.
-        }
+    if request.slots_left > 0 {
+        return Border::FillsBlock;
     }
+    if request.num_computed_tokens == request.capacity_tokens(block_size) {
+        let Some(block) = kv.pool.allocate_one() else { return Border::Refused };
+        request.block_table.push(block);
+        request.locate_next_slot(block_size);
+        return Border::NewBlock(block);
+    }
+    request.locate_next_slot(block_size);
+    // Drafts that were rejected may have left it a block.
+    if request.slots_left > 1 { Border::InBlock } else { Border::FillsBlock }
+}
+
+/// Slot and known tokens of a decode, if these fill blocks that are not registered, the one that it runs in included.
+fn filled_by(slot: u32, request: &Request, block_size: u32) -> Option<(u32, u32)> {
     let known = request.num_tokens.min(request.num_computed_tokens + 1);
-    kv.register_full_blocks(request, known, Some(step));
-    border
+    (known / block_size > request.num_registered_blocks).then_some((slot, known))
 }
 
 /// `start, start + 1, …`

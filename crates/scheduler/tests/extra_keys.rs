@@ -86,3 +86,41 @@ fn the_digest_names_the_content() {
     assert_eq!(&*scheduler.multimodal_in_row(row)[0].content, b"one", "the worker gets it");
     assert!(scheduler.multimodal_in_row(row + 1).is_empty());
 }
+
+/// Blocks that several decodes fill in the same step are hashed two by two: each is found under its own tokens and keys.
+#[test]
+fn decodes_that_fill_blocks_together_are_found_one_by_one() {
+    let salt = ExtraKeys::new(None, Some("x"), Vec::new());
+    for (num_requests, block_size) in [(2, 16), (5, 16), (6, 4)] {
+        let config = SchedulerConfig { block_size, ..SchedulerConfig::new(256, 256) };
+        let mut scheduler = scheduler(&config, 2);
+        let mut texts: Vec<(Vec<i32>, ExtraKeys)> = (0..num_requests)
+            .map(|n| {
+                let num_tokens = if n % 2 == 0 { 20 } else { 36 };
+                let keys = if n == 4 { salt.clone() } else { ExtraKeys::default() };
+                ((0..num_tokens).map(|at| 1000 * n + at).collect(), keys)
+            })
+            .collect();
+        for (n, (prompt, extra_keys)) in texts.iter().enumerate() {
+            let request = request(&scheduler, &n.to_string(), prompt.clone(), 100);
+            let request = scheduler::NewRequest { extra_keys: extra_keys.clone(), ..request };
+            scheduler.handle().add_request(request).expect("it fits");
+        }
+        for step in 0..60 {
+            let output = scheduler.schedule().expect("a free set").expect("work");
+            assert_eq!(output.num_sampled, num_requests as u32);
+            let sampled: Vec<i32> = (0..num_requests).map(|n| 1000 * n + 100 + step).collect();
+            scheduler.update_from_output(&output, TokenRows::column(&sampled)).expect("in flight");
+            for ((tokens, _), token_id) in texts.iter_mut().zip(sampled) {
+                tokens.push(token_id);
+            }
+        }
+        for (tokens, keys) in &texts {
+            let full = (tokens.len() as u32 - 1) / block_size * block_size;
+            assert!(full >= 64, "blocks of the answer are among them");
+            assert_eq!(scheduler.handle().prefix_hint(tokens, keys), full);
+            let other = if *keys == salt { ExtraKeys::default() } else { salt.clone() };
+            assert_eq!(scheduler.handle().prefix_hint(tokens, &other), 0);
+        }
+    }
+}

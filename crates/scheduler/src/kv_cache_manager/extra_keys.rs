@@ -93,6 +93,11 @@ impl ExtraKeys {
         Self { first_block, multimodal: multimodal.into() }
     }
 
+    /// Whether its blocks depend on nothing but the tokens.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first_block.is_empty() && self.multimodal.is_empty()
+    }
+
     /// Adapter and salt, encoded.
     #[must_use]
     pub fn first_block(&self) -> &[u8] {
