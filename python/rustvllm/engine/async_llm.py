@@ -1,11 +1,9 @@
 """``AsyncLLM``: an engine that runs by itself, in a thread or a process, behind an asyncio interface.
 
-The event loop is woken once per engine step, by an eventfd; whatever arrived for a request while its reader was busy
-is merged into one output.
+How its outputs reach their readers: ``output_handler``.
 """
 
 import asyncio
-import time
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +19,7 @@ from rustvllm.engine.core_client.remote import RemoteClient
 from rustvllm.engine.core_client.thread import ThreadClient
 from rustvllm.engine.front_tracer import make_front_tracer
 from rustvllm.engine.input_processor import InputProcessor
-from rustvllm.engine.loop_calls import call_if_alive, call_in_loop, remove_reader_soon
+from rustvllm.engine.output_handler import OutputHandler
 from rustvllm.engine.pausing import PauseOrders
 from rustvllm.engine.request.core_request import EngineCoreRequest, arrival_ns_of
 from rustvllm.engine.request.prompts import PromptType, with_tokenization
@@ -52,10 +50,6 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-_NEWS_AT_ONCE = 256
-"""News of samples that are read in one go: a millisecond of work."""
-_LOOK_SECONDS = 0.005
-"""How often a shutdown looks whether requests are left."""
 _LONGEST_WAIT = 86_400.0
 """Most seconds that a shutdown may wait for requests."""
 
@@ -102,9 +96,7 @@ class AsyncLLM(AsyncState, AdapterMethods):
             EngineDeadError: The engine's process ended while it was starting, or ``client``'s cannot be reached.
         """
         self.config = config
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._streams: dict[int, RequestStream] = {}
-        self._broken: EngineDeadError | None = None
+        self._output_handler = OutputHandler()
         self._is_ending = False
         factories = checked_factories(stat_loggers)
         is_own = client is None
@@ -129,7 +121,9 @@ class AsyncLLM(AsyncState, AdapterMethods):
             kind = type(client).__name__ if client is not None else "a process" if is_elsewhere else "a thread"
             tracer.note("engine_client", f"in {kind}" if is_own else kind)
         # The engine comes first: in another process it loads while the tokenizer is read here.
-        self._client = client or make_client(config, self._on_engine_death, tracer, multiprocess=is_elsewhere)
+        self._client = client or make_client(
+            config, self._output_handler.on_engine_death, tracer, multiprocess=is_elsewhere
+        )
         self._finalizer = weakref.finalize(self, self._client.stop)
         self._finalizer.atexit = False  # the client sees to the exit itself
         FORKS.own(self)
@@ -149,6 +143,7 @@ class AsyncLLM(AsyncState, AdapterMethods):
         self._requests = RequestTable(
             self._client, core_tokenizer, self.tracer, stream_interval=interval, max_image_bytes=MAX_IMAGE_BYTES
         )
+        self._output_handler.start(self._client, self._requests)
         self._adapters = AsyncAdapters(self.config, self._requests.adapters_in_use)
         self._pauses = PauseOrders()
         if is_own:
@@ -351,9 +346,9 @@ class AsyncLLM(AsyncState, AdapterMethods):
         self._client.check_alive()
         if self._is_ending:
             raise EngineDeadError("this engine is being shut down; it takes no new requests")
-        if self._broken is not None:
+        if self._output_handler.broken is not None:
             self.check_health()
-        self._attach()
+        self._output_handler.attach()
         if lora_request is not None:
             number = self._adapters.number_of(lora_request)
             request = replace(request, adapter=number, lora_request=lora_request)
@@ -365,9 +360,7 @@ class AsyncLLM(AsyncState, AdapterMethods):
         except QueueFullError as error:
             raise self._with_advice(error) from None
         self._drain_rate.observe()
-        stream = RequestStream(state, self._resume, self._forget, self._with_advice)
-        self._streams[id(state)] = stream
-        return stream
+        return self._output_handler.open(state, self._with_advice)
 
     async def _add_in_turns(
         self,
@@ -448,83 +441,13 @@ class AsyncLLM(AsyncState, AdapterMethods):
             return
         if timeout:
             self._is_ending = True
-            self._wait_for_requests(timeout)
+            self._output_handler.wait_for_requests(timeout)
         if self._reporter is not None:
             self._reporter.stop()
         self._client.shutdown()
-        self._leave_loop()
+        self._output_handler.leave_loop()
         if self.tracer is not None:
             self.tracer.close()
-
-    def _wait_for_requests(self, seconds: float) -> None:
-        """Wait until no request is under way, however the outputs are read: by a loop that runs, or else from here."""
-        loop = self._loop
-        if loop is None or loop.is_closed():
-            return
-        give_up = time.monotonic() + seconds
-        is_reader = not loop.is_running() or self._is_on_its_loop()
-        while self._requests and self.is_running and time.monotonic() < give_up:
-            if is_reader:
-                self._on_outputs()
-            time.sleep(_LOOK_SECONDS)
-
-    def _is_on_its_loop(self) -> bool:
-        try:
-            return asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            return False
-
-    def _leave_loop(self) -> None:
-        loop = self._loop
-        if loop is None or loop.is_closed():
-            return
-        if self._is_on_its_loop():
-            self._detach()
-        else:
-            call_in_loop(loop, self._detach)
-
-    def _attach(self) -> None:
-        """Listen to the engine on the running loop, from the first request on."""
-        loop = asyncio.get_running_loop()
-        if loop is self._loop:
-            return
-        if self._loop is not None:
-            if not self._loop.is_closed():
-                raise RuntimeError("this AsyncLLM belongs to another event loop; make one per loop, or share one loop")
-            # asyncio.run, twice: the first loop's requests have no reader any more.
-            for state in self._requests.states():
-                self._requests.forget(state, abort=True)
-            self._streams.clear()
-        self._loop = loop
-        # The loop may outlive the engine and must not keep it alive.
-        handle = self._client.handle
-        loop.add_reader(handle.output_fd, call_if_alive, weakref.WeakMethod(self._on_some_outputs))
-        weakref.finalize(self, remove_reader_soon, loop, handle).atexit = False
-
-    def _on_some_outputs(self) -> None:
-        """Outputs are there; many of them are read in turns with the other callbacks of the loop."""
-        self._on_outputs(_NEWS_AT_ONCE)
-        if self._requests.has_unread and self._loop is not None:
-            self._loop.call_soon(call_if_alive, weakref.WeakMethod(self._on_some_outputs))
-
-    def _on_outputs(self, most: int | None = None) -> None:
-        """Outputs of the engine are there; ``most`` as in :meth:`RequestTable.poll`."""
-        try:
-            changed = self._requests.poll(most)
-        except Exception as error:
-            logger.critical("cannot read the engine's outputs", exc_info=error)
-            self._broken = EngineDeadError(f"cannot read the engine's outputs: {type(error).__name__}: {error}")
-            self._broken.__cause__ = error
-            self._stop_listening()  # they stay there, and would wake the loop for ever
-            self._fail_all(self._broken)
-            return
-        for state in changed:
-            stream = self._streams.get(id(state))
-            if stream is not None:
-                if state.finished:
-                    del self._streams[id(state)]
-                if state.ready:
-                    stream.wake()
 
     def _with_advice(self, error: RustVLLMError) -> RustVLLMError:
         """An error with what helps its caller: the limit that was met, and when to try again."""
@@ -537,47 +460,10 @@ class AsyncLLM(AsyncState, AdapterMethods):
             error.retry_after = self._drain_rate.retry_after()
         return error
 
-    def _resume(self, state: RequestState) -> None:
-        if self._requests.resume(state):
-            self._on_outputs()
-
-    def _forget(self, state: RequestState) -> None:
-        self._streams.pop(id(state), None)
-        self._requests.forget(state, abort=True)
-
-    def _on_engine_death(self) -> None:
-        """In the engine thread: let the event loop fail what is open."""
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            call_in_loop(loop, self._fail_open)
-
-    def _fail_open(self) -> None:
-        try:
-            self.check_health()
-        except EngineDeadError as error:
-            self._requests.flush()
-            self._on_outputs()  # what was made before the end is still delivered
-            self._fail_all(error)
-
-    def _fail_all(self, error: EngineDeadError) -> None:
-        for stream in list(self._streams.values()):
-            stream.wake(error)
-        self._streams.clear()
-        for state in self._requests.states():
-            self._requests.forget(state, abort=True)
-
-    def _stop_listening(self) -> None:
-        if self._loop is not None:
-            self._loop.remove_reader(self._client.handle.output_fd)
-
-    def _detach(self) -> None:
-        self._stop_listening()
-        self._fail_open()
-
     def leave_fork(self, why: str) -> None:
         """Refuse all use in a fork, and leave the engine to the process that made it."""
         self._finalizer.detach()
-        self._broken = EngineDeadError(why)
+        self._output_handler.broken = EngineDeadError(why)
 
     def __getattr__(self, name: str) -> Any:
         """Say of what is not built yet that it is not, in place of a bare name."""

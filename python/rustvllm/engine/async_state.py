@@ -9,6 +9,7 @@ from rustvllm import _core
 from rustvllm.engine import pausing
 from rustvllm.engine.configured import ConfiguredEngine
 from rustvllm.engine.core_client.interface import AsyncEngineClient
+from rustvllm.engine.output_handler import OutputHandler
 from rustvllm.engine.request_table import RequestTable
 from rustvllm.exceptions import EngineDeadError
 from rustvllm.observe.inspect.description import describe_engine
@@ -41,13 +42,13 @@ class AsyncState(ConfiguredEngine):
     _client: AsyncEngineClient
     _requests: RequestTable
     _reporter: StatReporter | None
-    _broken: EngineDeadError | None
+    _output_handler: OutputHandler
     _pauses: pausing.PauseOrders
 
     @property
     def errored(self) -> bool:
         """True when the engine has died."""
-        return self._broken is not None or self._client.errored
+        return self._output_handler.broken is not None or self._client.errored
 
     def check_health(self) -> "Answered":
         """Do nothing while the engine lives; the answer may be awaited, as vLLM's is.
@@ -55,19 +56,13 @@ class AsyncState(ConfiguredEngine):
         Raises:
             EngineDeadError: It has died or was shut down; raised at once, awaited or not.
         """
-        self._client.check_alive()
-        if self._broken is not None:
-            raise EngineDeadError(str(self._broken)) from self._broken
+        self._output_handler.check_health()
         return Answered()
 
     @property
     def is_running(self) -> bool:
         """True from the start until the engine dies or is shut down."""
-        try:
-            self.check_health()
-        except EngineDeadError:
-            return False
-        return True
+        return self._output_handler.is_running
 
     @property
     def is_stopped(self) -> bool:

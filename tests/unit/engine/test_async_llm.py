@@ -276,7 +276,7 @@ async def test_random_cancellation_leaks_nothing(make, toy_executors):
     await asyncio.gather(*(one(index) for index in range(300)))
     await until(lambda: is_idle(engine))
     assert len(engine._requests) == engine._requests.num_samples == len(engine._requests._output_processor) == 0
-    assert not engine._streams
+    assert not engine._output_handler._streams
 
 
 async def test_a_failed_step_is_an_error_for_its_requests_only(make, toy_executors):
@@ -316,7 +316,7 @@ async def test_tokens_in_front_of_an_error_are_outputs_of_their_own(make, toy_ex
     assert [token_id for output in last for token_id in output.outputs[0].token_ids] == list(range(98, 98 + 19))
     assert interval == 1 or len(outputs) <= 2
     await until(lambda: is_idle(engine))
-    assert not engine._streams
+    assert not engine._output_handler._streams
     assert not len(engine._requests)
 
 
