@@ -51,12 +51,8 @@ class Match:
     doubles: list[tuple[str, StoredTensor, str]]
 
 
-class BlockPacker(FilesPacker, Protocol):
+class BlockPacker(Protocol):
     """Takes rows of a tensor as they are written down, for a layer that computes from them."""
-
-    def takes(self, target: Tensor) -> bool:
-        """Whether rows of this tensor are wanted."""
-        ...
 
     def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
         """Take rows of a tensor in blocks."""
@@ -73,6 +69,10 @@ class BlockPacker(FilesPacker, Protocol):
         """
         ...
 
+
+class WholePacker(BlockPacker, Protocol):
+    """Also takes a quantised tensor as integers and scales."""
+
     def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
         """Take rows of a tensor as numbers, scales and zero points."""
         ...
@@ -86,7 +86,7 @@ class BlockPacker(FilesPacker, Protocol):
         ...
 
 
-class LayerPacker(BlockPacker, Protocol):
+class LayerPacker(FilesPacker, Protocol):
     """Gives dense layers their kernels while a model is loaded.
 
     Attributes:
@@ -118,6 +118,14 @@ class LayerPacker(BlockPacker, Protocol):
         narrow: Sequence[tuple[Tensor, torch.dtype]] = (),
     ) -> None:
         """Choose the layers that are kept as they are stored."""
+        ...
+
+    def block_packer_of(self, target: Tensor) -> BlockPacker | None:
+        """What takes a tensor's rows as they are stored; None: its values are wanted."""
+        ...
+
+    def whole_packer_of(self, target: Tensor) -> WholePacker | None:
+        """What takes a quantised tensor as integers and scales; None: its values are wanted."""
         ...
 
     def make_room(self, model: nn.Module) -> None:
@@ -183,7 +191,7 @@ def fill_from_checkpoint(
     stored: dict[str, StoredTensor],
     filled: Callable[[Tensor], None],
     progress: ByteProgress,
-    block_packer: BlockPacker | None = None,
+    packer: LayerPacker | None = None,
     changes: Mapping[str, Callable[[Tensor], None]] = MappingProxyType({}),
 ) -> None:
     """Fill a model.
@@ -194,7 +202,7 @@ def fill_from_checkpoint(
         stored: What ``read_headers`` found there.
         filled: Called with every tensor of the model that has its values.
         progress: Called with numbers of bytes, as they are read.
-        block_packer: What takes tensors in blocks as they are.
+        packer: Knows what takes tensors as they are stored.
         changes: By names of the model's tensors, what is called with them in float32, whole, before they are used.
 
     Raises:
@@ -213,16 +221,16 @@ def fill_from_checkpoint(
                 f"{folder}: adapters cannot be merged into {sources[name].name!r}, which is stored together with others"
             )
     stored_changes = {sources[name].name: StoredChange(sources[name], change) for name, change in changes.items()}
-    batch = None if block_packer is None else FileBatch(block_packer, progress, filled)
+    batch = None if packer is None else FileBatch(packer, progress, filled)
     with TensorReader(progress, changes=stored_changes) as reader:
         for name, source in sorted(sources.items(), key=lambda item: (item[1].file, item[1].offset)):
             target, cut = targets.pop(name), match.slices.get(name)
             for piece, place in _pieces(source, target, cut):
                 # What is compared below must be there.
-                _fill(reader, piece, place, block_packer, batch, is_compared=name in tied)
+                _fill(reader, piece, place, packer, batch, is_compared=name in tied)
                 del place
-            if cut is not None and block_packer is not None and block_packer.takes(target):
-                _pack_missing(source, target, cut, block_packer)
+            if cut is not None and packer is not None and (taker := packer.block_packer_of(target)) is not None:
+                _pack_missing(source, target, cut, taker)
             if batch is None:
                 filled(target)
             else:
@@ -276,23 +284,25 @@ def _fill(
     reader: TensorReader,
     source: StoredTensor,
     target: Tensor,
-    packer: BlockPacker | None,
+    packer: LayerPacker | None,
     batch: FileBatch | None,
     *,
     is_compared: bool,
 ) -> None:
     """Give a tensor to what packs it, now or in a batch, and fill it where nothing does or it is looked at again."""
-    taker = packer if packer is not None and packer.takes(target) else None
     if isinstance(source, QuantizedTensor):
-        _fill_quantized(reader, source, target, taker, is_compared=is_compared)
-    elif taker is None:
+        whole_packer = None if packer is None else packer.whole_packer_of(target)
+        _fill_quantized(reader, source, target, whole_packer, is_compared=is_compared)
+        return
+    taker = None if packer is None else packer.block_packer_of(target)
+    if taker is None:
         reader.read_into(source, target)
     elif is_compared or batch is None or not _pack_later(reader, source, target, taker, batch):
         _pack(reader, source, target, taker, is_compared=is_compared)
 
 
 def _fill_quantized(
-    reader: TensorReader, source: QuantizedTensor, target: Tensor, packer: BlockPacker | None, *, is_compared: bool
+    reader: TensorReader, source: QuantizedTensor, target: Tensor, packer: WholePacker | None, *, is_compared: bool
 ) -> None:
     turned = target.t() if source.is_turned else target
     if packer is not None and has_words(source) and packer.takes_words(turned, source.form):

@@ -64,14 +64,16 @@ class NarrowLayers:
         """See ``WholeLayers.layer_rows``."""
         return self._packed_of(target) if self.takes(target) and storage_of(target) not in self._tables else None
 
-    def pack_rows(self, target: Tensor, first_row: int, rows: Tensor) -> None:
+    def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
         """Store rows of a weight, or of a part of it.
 
         Args:
             target: The weight or the part.
             first_row: The first row's index in the target.
+            type_name: Not used: all parts have the weight's type.
             rows: uint8 ``[rows, 2 · in_features]``, as stored in the file.
         """
+        del type_name
         if storage_of(target) in self._tables:
             table = self._table_rows(target)
             table[first_row : first_row + rows.shape[0]] = rows
@@ -79,12 +81,18 @@ class NarrowLayers:
         packed, offset = self._packed_of(target)
         packed.pack_rows(offset + first_row, host_array(rows.view(torch.uint16)))
 
-    def table_rows(self, target: Tensor) -> Tensor | None:
+    def table_rows(self, target: Tensor, type_name: str, row_bytes: int) -> Tensor | None:
         """The memory for the rows of an embedding used only for look-ups, or of a part of one; None for other tensors.
+
+        Args:
+            target: The embedding or the part.
+            type_name: Not used: all parts have the embedding's type.
+            row_bytes: Not used: the type says it.
 
         Returns:
             uint8 ``[rows, 2 · width]``, from the part's first row on.
         """
+        del type_name, row_bytes
         return self._table_rows(target) if self.takes(target) and storage_of(target) in self._tables else None
 
     def take(self, weight: Tensor, bias: Tensor | None) -> CoreLinear | None:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from rustvllm import _core
-from rustvllm.config.checkpoint.whole_forms import NumberForm
 from rustvllm.layers.cpu.choice import PLAIN, Choice
 from rustvllm.layers.cpu.embedding import NarrowEmbedding, PackedEmbedding
 from rustvllm.layers.cpu.linear import CORE_DTYPES, CoreLinear, LinearByRows, WeightKind
@@ -28,7 +27,7 @@ from rustvllm.layers.cpu.trials import LinearTrials, Shape
 from rustvllm.layers.cpu.whole import WholeLayers
 from rustvllm.layers.linear import Embedding, Linear, LinearKernel, empty_parameter_like
 from rustvllm.layers.parallel import RowLinear
-from rustvllm.layers.whole_rows import LayerPlace, LayerRows, StoredWords, TableRows, WholeForm, storage_of
+from rustvllm.layers.whole_rows import LayerRows, TableRows, WholeForm, storage_of
 from rustvllm.logger import init_logger
 
 logger = init_logger(__name__)
@@ -162,56 +161,26 @@ class LinearPacker:
         """The bits and groups in which they are kept."""
         return "none" if self._whole is None else self._whole.described()
 
-    def takes(self, target: Tensor) -> bool:
-        """Whether the loader must pass a tensor as it is stored."""
+    def block_packer_of(self, target: Tensor) -> NarrowLayers | WholeLayers | None:
+        """What takes a tensor's rows as they are stored; None: its values are wanted."""
         if self._as_stored is not None and self._as_stored.takes(target):
-            return True
-        return self._whole is not None and self._whole.form_of(target) is not None
+            return self._as_stored
+        return self.whole_packer_of(target)
 
-    def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
-        """Store rows of a tensor in their stored form; see ``WholeLayers.pack_blocks``."""
-        if self._as_stored is not None and self._as_stored.takes(target):
-            self._as_stored.pack_rows(target, first_row, rows)
-            return
-        assert self._whole is not None
-        self._whole.pack_blocks(target, first_row, type_name, rows)
-
-    def table_rows(self, target: Tensor, type_name: str, row_bytes: int) -> Tensor | None:
-        """See ``WholeLayers.table_rows``."""
-        if self._as_stored is not None and self._as_stored.takes(target):
-            return self._as_stored.table_rows(target)
-        return None if self._whole is None else self._whole.table_rows(target, type_name, row_bytes)
-
-    def layer_rows(self, target: Tensor) -> LayerPlace | None:
-        """See ``WholeLayers.layer_rows``."""
-        if self._as_stored is not None and self._as_stored.takes(target):
-            return self._as_stored.layer_rows(target)
-        return None if self._whole is None else self._whole.layer_rows(target)
+    def whole_packer_of(self, target: Tensor) -> WholeLayers | None:
+        """What takes a quantised tensor as integers and scales; None: its values are wanted."""
+        return self._whole if self._whole is not None and self._whole.form_of(target) is not None else None
 
     def pack_files(self, layers: list[LayerRows], tables: list[TableRows]) -> tuple[int, Exception] | None:
         """See ``_core.pack_files``."""
         arrays = [(table.numpy(), rows) for table, rows in tables]
         return _core.pack_files(self._threads, layers, arrays)
 
-    def pack_whole(self, target: Tensor, first_row: int, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
-        """Store rows of a tensor given as integers and scales; see ``WholeLayers.pack_whole``."""
-        assert self._whole is not None
-        self._whole.pack_whole(target, first_row, numbers, scales, zeros)
-
-    def takes_words(self, target: Tensor, form: NumberForm) -> bool:
-        """See ``WholeLayers.takes_words``."""
-        return self._whole is not None and self._whole.takes_words(target, form)
-
-    def pack_words(self, target: Tensor, words: StoredWords) -> None:
-        """Store a tensor given in its stored words; see ``WholeLayers.pack_words``."""
-        assert self._whole is not None
-        self._whole.pack_words(target, words)
-
     def make_room(self, model: nn.Module) -> None:
         """See ``LayerPacker.make_room``; pages take no memory until they are written to."""
         for module in model.modules():
             for name, shape in list(module.named_parameters(recurse=False)):
-                if not shape.is_meta or self.takes(shape):
+                if not shape.is_meta or self.block_packer_of(shape) is not None:
                     continue
                 narrow = self._narrow.pop(storage_of(shape), None)
                 parameter = empty_parameter_like(shape, "cpu")

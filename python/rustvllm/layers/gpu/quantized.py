@@ -240,9 +240,13 @@ class DeviceLayers:
         """The bits and groups in which they are kept."""
         return described_forms(self._forms.values()) or "none"
 
-    def takes(self, target: Tensor) -> bool:
-        """Whether the loader must pass a tensor as it is stored."""
-        return storage_of(target) in self._forms
+    def block_packer_of(self, target: Tensor) -> DeviceLayers | None:
+        """This object for a layer whose rows it takes as they are stored; None: the tensor's values are wanted."""
+        return self if storage_of(target) in self._forms else None
+
+    def whole_packer_of(self, target: Tensor) -> DeviceLayers | None:
+        """The same: all that it takes is integers with scales."""
+        return self.block_packer_of(target)
 
     def pack_blocks(self, target: Tensor, first_row: int, type_name: str, rows: Tensor) -> None:
         """Store rows of a layer's weight, or of a part of it, given as blocks of a GGUF file.
