@@ -66,6 +66,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     cpu::lora::register(module)?;
     cpu::norms::register(module)?;
     gguf::register(module)?;
+    cpu::caches::register(module)?;
     cpu::decoder::register(module)?;
     bench::register(module)?;
     bench::serve::register(module)

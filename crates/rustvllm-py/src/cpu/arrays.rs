@@ -9,6 +9,19 @@ use pyo3::{
 
 use crate::scheduler::buffers::native_buffer;
 
+/// Where an array lies: its first byte, the byte after its last.
+pub(crate) type Place = (usize, usize);
+
+/// Refuses arrays that share memory.
+pub(crate) fn expect_all_apart(mut places: Vec<Place>, message: &str) -> PyResult<()> {
+    places.retain(|(start, end)| start < end);
+    places.sort_unstable();
+    if places.windows(2).any(|pair| pair[0].1 > pair[1].0) {
+        return Err(PyValueError::new_err(message.to_owned()));
+    }
+    Ok(())
+}
+
 pub(crate) fn dimensions(name: &str, found: usize) -> PyErr {
     PyValueError::new_err(format!("{name} has {found} dimensions, but it must have 2"))
 }
@@ -174,7 +187,7 @@ impl<T: buffer::Element> Rows<T> {
         Ok(())
     }
 
-    pub(crate) fn place(&self) -> (usize, usize) {
+    pub(crate) fn place(&self) -> Place {
         let start = self.view.buf_ptr() as usize;
         (start, start + self.extent() * size_of::<T>())
     }

@@ -12,7 +12,10 @@ use pyo3::{
     prelude::*,
 };
 
-use crate::{cpu::threads::ThreadsOrNumber, scheduler::buffers::native_buffer};
+use crate::{
+    cpu::{arrays::Place, threads::ThreadsOrNumber},
+    scheduler::buffers::native_buffer,
+};
 
 /// Multiplications, about 20 µs of them, from which on other threads of Python get their turn meanwhile.
 const MIN_WORK_TO_DETACH: usize = 1 << 18;
@@ -357,8 +360,7 @@ impl<T: buffer::Element> Array<T> {
         self.view.buf_ptr().cast()
     }
 
-    /// First byte, byte after the last.
-    pub(crate) fn place(&self) -> PyResult<(usize, usize)> {
+    pub(crate) fn place(&self) -> PyResult<Place> {
         let start = self.view.buf_ptr() as usize;
         Ok((start, start + self.extent()? * size_of::<T>()))
     }

@@ -6,8 +6,8 @@ use std::{
 };
 
 use ::cpu_kernels::{
-    AdapterTokens, Angles, CacheElement, CacheLayout, Cached, Decoder, DecoderAdapter, DecoderError,
-    DecoderOut, DecoderTimes, Element, Heads, Int8Head, Logits, bf16,
+    AdapterTokens, Angles, CacheElement, Decoder, DecoderAdapter, DecoderError, DecoderOut, DecoderTimes,
+    Element, Heads, Int8Head, Logits, bf16,
 };
 use pyo3::{
     buffer::{self, PyBuffer},
@@ -18,18 +18,19 @@ use pyo3::{
 use crate::{
     cpu::{
         arrays::Rows,
-        attention::{Array, CpuAttentionPlan, int32_array, int32_slice},
+        attention::{CpuAttentionPlan, int32_array, int32_slice},
         block_parts::{BlockParts, NormParts, norm_of},
+        caches::{Caches, CachesOf, CpuCaches},
         linear::CpuLinear,
         lora::CpuLayerDelta,
         positions::{TurnParts, positions_of, turn_of},
+        step_memory::{StepArrays, StepMemory},
     },
     errors::linear_error,
 };
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<CpuAdapter>()?;
-    module.add_class::<CpuCaches>()?;
     module.add_class::<CpuDecoder>()
 }
 
@@ -41,71 +42,27 @@ fn decoder_error(error: DecoderError) -> PyErr {
     }
 }
 
-/// The KV caches of all blocks, checked once for all steps.
-#[pyclass(frozen, module = "rustvllm._core")]
-struct CpuCaches {
-    caches: Caches,
-}
-
-enum Caches {
-    Wide(CachesOf<f32>),
-    Narrow(CachesOf<u16>),
-    /// Heads of whole numbers, each with its scale.
-    Bytes(CachesOf<i8>),
-}
-
-struct CachesOf<T: buffer::Element> {
-    /// Each once.
-    own: Vec<Array<T>>,
-    /// Which of them a block has. A trial run may have one for all blocks, which take turns.
-    of_block: Vec<usize>,
-    layout: CacheLayout,
-    /// First byte, byte after the last.
-    places: Vec<(usize, usize)>,
-}
-
-#[pymethods]
-impl CpuCaches {
-    #[new]
-    #[expect(clippy::needless_pass_by_value, reason = "what Python's arguments are taken as")]
-    fn new(kv_caches: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
-        let Some(first) = kv_caches.first() else {
-            return Err(PyValueError::new_err("kv_caches is empty, but each block has a cache"));
-        };
-        let caches = if PyBuffer::<u16>::get(first).is_ok() {
-            Caches::Narrow(CachesOf::new::<bf16>(&kv_caches)?)
-        } else if PyBuffer::<i8>::get(first).is_ok() {
-            Caches::Bytes(CachesOf::new::<Int8Head>(&kv_caches)?)
-        } else {
-            Caches::Wide(CachesOf::new::<f32>(&kv_caches)?)
-        };
-        Ok(Self { caches })
-    }
-}
-
-impl<T: buffer::Element> CachesOf<T> {
-    /// Of elements that mean `C`.
-    fn new<C: Cached>(kv_caches: &[Bound<'_, PyAny>]) -> PyResult<Self> {
-        let (mut own, mut of_block, mut places) = (Vec::<Array<T>>::new(), Vec::new(), Vec::new());
-        for cache in kv_caches {
-            let cache = Array::<T>::new("a KV cache", cache, 5)?;
-            if cache.layout::<C>()? != own.first().unwrap_or(&cache).layout::<C>()? {
-                return Err(PyValueError::new_err("the KV caches of the blocks differ in their shapes"));
+/// Calls a method with the types of a step's caches and stream; see `CpuDecoder::forward_as` for what these are.
+macro_rules! call_as {
+    ($decoder:ident.$method:ident($caches:expr, $hidden:expr, $($argument:expr),*)) => {
+        match &$caches.caches {
+            Caches::Wide(caches) => {
+                $decoder.$method::<f32, f32, f32, f32>(caches, $hidden, $($argument),*)
             }
-            cache.expect_contiguous()?;
-            cache.expect_writable()?;
-            let place = cache.place()?;
-            let known = places.iter().position(|known| *known == place);
-            of_block.push(known.unwrap_or(own.len()));
-            if known.is_none() {
-                own.push(cache);
-                places.push(place);
+            Caches::Narrow(caches) if is_wide($hidden) => {
+                $decoder.$method::<f32, f32, u16, bf16>(caches, $hidden, $($argument),*)
+            }
+            Caches::Narrow(caches) => {
+                $decoder.$method::<u16, bf16, u16, bf16>(caches, $hidden, $($argument),*)
+            }
+            Caches::Bytes(caches) if is_wide($hidden) => {
+                $decoder.$method::<f32, f32, i8, Int8Head>(caches, $hidden, $($argument),*)
+            }
+            Caches::Bytes(caches) => {
+                $decoder.$method::<u16, bf16, i8, Int8Head>(caches, $hidden, $($argument),*)
             }
         }
-        expect_apart(places.clone(), "the KV caches of the blocks overlap, but they are written")?;
-        let layout = own[0].layout::<C>()?;
-        Ok(Self { own, of_block, layout, places })
-    }
+    };
 }
 
 /// Where a step's result goes.
@@ -220,23 +177,7 @@ impl CpuDecoder {
         kv_caches: &CpuCaches,
         adds: bool,
     ) -> PyResult<(u64, u64, u64)> {
-        match &kv_caches.caches {
-            Caches::Wide(caches) => {
-                self.attend_as::<f32, f32, f32, f32>(py, plan, block, adds, hidden, positions, caches)
-            }
-            Caches::Narrow(caches) if is_wide(hidden) => {
-                self.attend_as::<f32, f32, u16, bf16>(py, plan, block, adds, hidden, positions, caches)
-            }
-            Caches::Narrow(caches) => {
-                self.attend_as::<u16, bf16, u16, bf16>(py, plan, block, adds, hidden, positions, caches)
-            }
-            Caches::Bytes(caches) if is_wide(hidden) => {
-                self.attend_as::<f32, f32, i8, Int8Head>(py, plan, block, adds, hidden, positions, caches)
-            }
-            Caches::Bytes(caches) => {
-                self.attend_as::<u16, bf16, i8, Int8Head>(py, plan, block, adds, hidden, positions, caches)
-            }
-        }
+        call_as!(self.attend_as(kv_caches, hidden, py, plan, block, adds, positions))
     }
 
     #[pyo3(signature = (plan, block, hidden, *, adds=true))]
@@ -273,35 +214,20 @@ impl CpuDecoder {
             .iter()
             .map(|(adapter, tokens)| AdapterTokens { adapter: &adapter.adapter, tokens: tokens.clone() })
             .collect();
-        match &kv_caches.caches {
-            Caches::Wide(caches) => {
-                self.forward_as::<f32, f32, f32, f32>(py, plan, hidden, positions, caches, &adapters, end)
-            }
-            Caches::Narrow(caches) if is_wide(hidden) => {
-                self.forward_as::<f32, f32, u16, bf16>(py, plan, hidden, positions, caches, &adapters, end)
-            }
-            Caches::Narrow(caches) => {
-                self.forward_as::<u16, bf16, u16, bf16>(py, plan, hidden, positions, caches, &adapters, end)
-            }
-            Caches::Bytes(caches) if is_wide(hidden) => {
-                self.forward_as::<f32, f32, i8, Int8Head>(py, plan, hidden, positions, caches, &adapters, end)
-            }
-            Caches::Bytes(caches) => self
-                .forward_as::<u16, bf16, i8, Int8Head>(py, plan, hidden, positions, caches, &adapters, end),
-        }
+        call_as!(self.forward_as(kv_caches, hidden, py, plan, positions, &adapters, end))
     }
 
     /// As `forward_as`, of the attention of a block.
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
     fn attend_as<T, E, K, C>(
         &self,
+        caches: &CachesOf<K>,
+        hidden: &Bound<'_, PyAny>,
         py: Python<'_>,
         plan: &CpuAttentionPlan,
         block: usize,
         adds: bool,
-        hidden: &Bound<'_, PyAny>,
         positions: &Bound<'_, PyAny>,
-        caches: &CachesOf<K>,
     ) -> PyResult<(u64, u64, u64)>
     where
         T: buffer::Element + Sync,
@@ -309,24 +235,19 @@ impl CpuDecoder {
         K: buffer::Element + Sync,
         C: CacheElement<E>,
     {
-        let hidden = self.stream::<T>(plan, hidden)?;
+        let mut hidden = self.stream::<T>(plan, hidden)?;
         let (positions, parts) = positions_of(positions)?;
         let positions = int32_slice(&positions)?;
-        let Some(cache) = caches.of_block.get(block).and_then(|&index| caches.own.get(index)) else {
-            let message =
-                format!("block {block} has no cache: there are those of {} blocks", caches.of_block.len());
-            return Err(PyValueError::new_err(message));
-        };
-        let mut places = vec![hidden.place(), place_of(positions)];
-        places.extend(&caches.places);
-        expect_apart(places, "hidden, positions and the KV caches overlap, but some are written")?;
-        // SAFETY: both are writable and contiguous, share no byte with each other, and stay where they are while the views live.
-        // That no other thread of Python touches them meanwhile is the caller's part, as with every call of numpy.
-        let (hidden, cache) = unsafe { (hidden.as_mut_slice::<E>(), cache.as_mut_slice::<C>()) };
+        let index = caches.index_of(block)?;
+        let mut memory = StepArrays { hidden: &mut hidden, out: None, ids: None, caches }.borrow::<E, C>(
+            &[positions],
+            "hidden, positions and the KV caches overlap, but some are written",
+        )?;
         let (batch, threads, layout) = (&plan.batch, &plan.threads, caches.layout);
         py.detach(|| {
             let mut angles = self.angles.lock().unwrap_or_else(PoisonError::into_inner);
             let rotary = angles.of(positions, parts, threads);
+            let (hidden, cache) = (memory.hidden, &mut *memory.caches[index]);
             self.decoder.attend(block, adds, batch, hidden, cache, layout, &rotary, threads)
         })
         .map(nanoseconds)
@@ -343,7 +264,10 @@ impl CpuDecoder {
         hidden: &Bound<'_, PyAny>,
     ) -> PyResult<(u64, u64, u64)> {
         let hidden = self.stream::<T>(plan, hidden)?;
-        // SAFETY: it is writable and contiguous, and stays where it is while the view lives; as above for other threads.
+        hidden.expect_contiguous()?;
+        hidden.expect_writable()?;
+        // SAFETY: it is writable and contiguous, and stays where it is while the view lives; as in `StepArrays::borrow` for other
+        // threads.
         let hidden = unsafe { hidden.as_mut_slice::<E>() };
         let (num_tokens, threads) = (plan.batch.num_tokens(), &plan.threads);
         py.detach(|| self.decoder.multiply(block, adds, num_tokens, hidden, threads))
@@ -359,8 +283,6 @@ impl CpuDecoder {
     ) -> PyResult<Rows<T>> {
         let rows = Rows::<T>::new("hidden", hidden)?;
         rows.expect_shape(plan.batch.num_tokens(), self.decoder.hidden_size())?;
-        rows.expect_contiguous()?;
-        rows.expect_writable()?;
         Ok(rows)
     }
 
@@ -368,11 +290,11 @@ impl CpuDecoder {
     #[expect(clippy::too_many_arguments, reason = "the arrays of a step")]
     fn forward_as<T, E, K, C>(
         &self,
+        caches: &CachesOf<K>,
+        hidden: &Bound<'_, PyAny>,
         py: Python<'_>,
         plan: &CpuAttentionPlan,
-        hidden: &Bound<'_, PyAny>,
         positions: &Bound<'_, PyAny>,
-        caches: &CachesOf<K>,
         adapters: &[AdapterTokens<'_>],
         end: &End<'_, '_>,
     ) -> PyResult<(u64, u64, u64)>
@@ -382,7 +304,7 @@ impl CpuDecoder {
         K: buffer::Element + Sync,
         C: CacheElement<E>,
     {
-        let hidden = self.stream::<T>(plan, hidden)?;
+        let mut hidden = self.stream::<T>(plan, hidden)?;
         let (positions, parts) = positions_of(positions)?;
         let positions = int32_slice(&positions)?;
         let num_tokens = plan.batch.num_tokens();
@@ -390,10 +312,8 @@ impl CpuDecoder {
             End::Stream(out) => ("out", *out),
             End::Logits { logits, .. } => ("logits", *logits),
         };
-        let out = Rows::<T>::new(name, out)?;
-        out.expect_contiguous()?;
-        out.expect_writable()?;
-        let (rows, ids) = match end {
+        let mut out = Rows::<T>::new(name, out)?;
+        let (rows, mut ids) = match end {
             End::Stream(_) => (None, None),
             End::Logits { places, ids, .. } => (
                 places.map(|places| int32_array("places", places, 1)).transpose()?,
@@ -408,29 +328,12 @@ impl CpuDecoder {
                 out.expect_shape(num_rows, self.decoder.vocab_size().unwrap_or_default())?;
             }
         }
-        let mut places = vec![hidden.place(), out.place(), place_of(positions)];
-        places.extend(&caches.places);
-        // Both are read alone, so they may be one array.
-        places.extend(rows.map(place_of).filter(|place| *place != place_of(positions)));
-        if let Some(ids) = &ids {
-            if ids.readonly() {
-                return Err(PyValueError::new_err("ids must be writable"));
-            }
-            places.push(place_of(int32_slice(ids)?));
-        }
-        let message =
+        let read: Vec<_> = [Some(positions), rows].into_iter().flatten().collect();
+        let overlap =
             format!("hidden, {name}, the KV caches, ids, positions and places overlap, but some are written");
-        expect_apart(places, &message)?;
-        // SAFETY: all are writable and contiguous, share no byte with each other, and stay where they are while the views live.
-        // That no other thread of Python touches them meanwhile is the caller's part, as with every call of numpy and torch.
-        let (hidden, out) = unsafe { (hidden.as_mut_slice::<E>(), out.as_mut_slice::<E>()) };
-        // SAFETY: likewise.
-        let ids = ids.as_ref().map(|ids| unsafe {
-            std::slice::from_raw_parts_mut(ids.buf_ptr().cast::<i32>(), ids.item_count())
-        });
-        // SAFETY: likewise; each is there once.
-        let mut own: Vec<&mut [C]> =
-            caches.own.iter().map(|cache| unsafe { cache.as_mut_slice::<C>() }).collect();
+        let StepMemory { hidden, out, ids, caches: mut own } =
+            StepArrays { hidden: &mut hidden, out: Some(&mut out), ids: ids.as_mut(), caches }
+                .borrow::<E, C>(&read, &overlap)?;
         let (batch, threads, of_block, layout) =
             (&plan.batch, &plan.threads, &caches.of_block, caches.layout);
         let out = match end {
@@ -452,21 +355,6 @@ impl CpuDecoder {
 /// Whether a stream has 32 bits: its caches may have fewer then.
 fn is_wide(hidden: &Bound<'_, PyAny>) -> bool {
     PyBuffer::<f32>::get(hidden).is_ok()
-}
-
-/// First byte, byte after the last.
-fn place_of(array: &[i32]) -> (usize, usize) {
-    (array.as_ptr().addr(), array.as_ptr().addr() + size_of_val(array))
-}
-
-/// Refuses arrays that share memory.
-fn expect_apart(mut places: Vec<(usize, usize)>, message: &str) -> PyResult<()> {
-    places.retain(|(start, end)| start < end);
-    places.sort_unstable();
-    if places.windows(2).any(|pair| pair[0].1 > pair[1].0) {
-        return Err(PyValueError::new_err(message.to_owned()));
-    }
-    Ok(())
 }
 
 /// In norms, in products and in attention.
