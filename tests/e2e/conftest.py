@@ -1,8 +1,15 @@
 """Fixtures of the tests of whole engines."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="module")
+def folder(shared_dir: Path) -> Path:
+    """stories260K: a Llama of 512 words, in float32."""
+    return shared_dir / "data/stories260K/hf"
 
 
 @pytest.fixture(scope="module")

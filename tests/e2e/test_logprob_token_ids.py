@@ -17,11 +17,6 @@ LISTS = [None, [5], [511, 0, 300], [7, 8, 7], list(range(128))]
 
 
 @pytest.fixture(scope="module")
-def folder(shared_dir):
-    return shared_dir / "data/stories260K/hf"
-
-
-@pytest.fixture(scope="module")
 def reference(folder):
     return transformers_logprobs.of_outputs(folder, torch.float64)
 

@@ -16,11 +16,6 @@ PROMPTS = ["Once upon a time", "Lily and Tom", "One day, a little dog", "The", "
 
 
 @pytest.fixture(scope="module")
-def folder(shared_dir):
-    return shared_dir / "data/stories260K/hf"
-
-
-@pytest.fixture(scope="module")
 def reference(folder):
     return transformers_logprobs.of_outputs(folder, torch.float32)
 

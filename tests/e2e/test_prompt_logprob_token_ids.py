@@ -19,11 +19,6 @@ ATOL = 3e-5
 
 
 @pytest.fixture(scope="module")
-def folder(shared_dir):
-    return shared_dir / "data/stories260K/hf"
-
-
-@pytest.fixture(scope="module")
 def reference(folder):
     logprobs = transformers_logprobs.of_prompts(folder)
     return lambda prompt: logprobs(prompt).numpy()

@@ -20,11 +20,6 @@ ATOL = 3e-5
 
 
 @pytest.fixture(scope="module")
-def folder(shared_dir):
-    return shared_dir / "data/stories260K/hf"
-
-
-@pytest.fixture(scope="module")
 def reference(folder):
     return transformers_logprobs.of_prompts(folder)
 

@@ -4,15 +4,18 @@
 
 #[path = "common/numbers.rs"]
 mod numbers;
+#[path = "common/plain_block.rs"]
+mod plain_block;
 
 use std::sync::Arc;
 
 use cpu_kernels::{
-    Activation, AdapterTokens, CacheLayout, Decoder, DecoderAdapter, DecoderBlock, DecoderError, DecoderNorm,
-    DecoderOut, DenseMlp, Heads, LayerDelta, LinearError, Matrix, Mlp, NormKind, PackedLinear, RaggedBatch,
-    Threads, Up, WeightKind,
+    Activation, AdapterTokens, CacheLayout, Decoder, DecoderAdapter, DecoderError, DecoderNorm, DecoderOut,
+    DenseMlp, Heads, LayerDelta, LinearError, Matrix, Mlp, NormKind, PackedLinear, RaggedBatch, Threads, Up,
+    WeightKind,
 };
 use numbers::numbers;
+use plain_block::plain_block;
 
 const HEADS: Heads = Heads { num_heads: 4, num_kv_heads: 2, head_dim: 16 };
 const WIDTH: usize = 36;
@@ -41,26 +44,18 @@ fn decoder(is_gated: bool) -> Decoder {
 fn decoder_with(is_gated: bool, gains: &[f32]) -> Decoder {
     let norm =
         |seed| DecoderNorm { kind: NormKind::Rms, weight: numbers(seed, WIDTH), bias: None, eps: 1e-5 };
-    let block = |seed| DecoderBlock {
-        attention_norm: Some(norm(seed)),
-        qkv: layer(seed + 1, 128, WIDTH, gains),
-        is_by_head: false,
-        head_norms: None,
-        rotary: None,
-        scale: 0.25,
-        sliding_window: None,
-        soft_cap: None,
-        sinks: Vec::new(),
-        out: layer(seed + 2, WIDTH, 64, gains),
-        mlp_norm: Some(norm(seed + 3)),
-        is_parallel: false,
-        mlp: Mlp::Dense(DenseMlp {
+    let block = |seed| {
+        let mlp = DenseMlp {
             up: layer(seed + 4, if is_gated { 2 * INNER } else { INNER }, WIDTH, gains),
             is_gated,
             activation: Activation::Silu,
             down: layer(seed + 5, WIDTH, INNER, gains),
-        }),
-        post_norms: None,
+        };
+        plain_block(
+            [norm(seed), norm(seed + 3)],
+            [layer(seed + 1, 128, WIDTH, gains), layer(seed + 2, WIDTH, 64, gains)],
+            Mlp::Dense(mlp),
+        )
     };
     Decoder::new(vec![block(10), block(20)], norm(30), HEADS).unwrap()
 }

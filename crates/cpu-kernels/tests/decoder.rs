@@ -6,6 +6,8 @@
 mod blocks;
 #[path = "common/numbers.rs"]
 mod numbers;
+#[path = "common/plain_block.rs"]
+mod plain_block;
 
 use blocks::{
     CACHE, HEADS, INNER, LAYOUT, WIDTH, block, dense, layer, only_post_normed_block, parallel_block,

@@ -4,6 +4,8 @@
 
 #[path = "common/numbers.rs"]
 mod numbers;
+#[path = "common/plain_block.rs"]
+mod plain_block;
 
 use std::sync::Arc;
 
@@ -14,6 +16,7 @@ use cpu_kernels::{
     ZeroForm, apply_gates, bf16, linear, norm,
 };
 use numbers::{narrowed, numbers};
+use plain_block::plain_block;
 
 const HEADS: Heads = Heads { num_heads: 4, num_kv_heads: 2, head_dim: 16 };
 const WIDTH: usize = 72;
@@ -93,22 +96,8 @@ fn shared_experts(kind: WeightKind, has_gate: bool) -> ExpertMlp {
 fn block(mlp: Mlp) -> DecoderBlock {
     let norm =
         |seed| DecoderNorm { kind: NormKind::Rms, weight: numbers(seed, WIDTH), bias: None, eps: 1e-5 };
-    DecoderBlock {
-        attention_norm: Some(norm(1)),
-        qkv: layer(2, 128, WIDTH, WeightKind::F32),
-        is_by_head: false,
-        head_norms: None,
-        rotary: None,
-        scale: 0.25,
-        sliding_window: None,
-        soft_cap: None,
-        sinks: Vec::new(),
-        out: layer(3, WIDTH, 64, WeightKind::F32),
-        mlp_norm: Some(norm(4)),
-        is_parallel: false,
-        mlp,
-        post_norms: None,
-    }
+    let (qkv, out) = (layer(2, 128, WIDTH, WeightKind::F32), layer(3, WIDTH, 64, WeightKind::F32));
+    plain_block([norm(1), norm(4)], [qkv, out], mlp)
 }
 
 fn product<E: Element>(layer: &PackedLinear, x: &[E]) -> Vec<E> {

@@ -7,7 +7,7 @@ use cpu_kernels::{
     Threads, WeightKind,
 };
 
-use crate::numbers::numbers;
+use crate::{numbers::numbers, plain_block::plain_block};
 
 pub(crate) const HEADS: Heads = Heads { num_heads: 4, num_kv_heads: 2, head_dim: 16 };
 pub(crate) const WIDTH: usize = 36;
@@ -43,22 +43,11 @@ pub(crate) fn dense(mlp: &mut Mlp) -> &mut DenseMlp {
 }
 
 pub(crate) fn block(seed: u64, kind: WeightKind) -> DecoderBlock {
-    DecoderBlock {
-        attention_norm: Some(some_norm(seed + 1, NormKind::Layer)),
-        qkv: layer(seed + 2, 128, WIDTH, kind),
-        is_by_head: false,
-        head_norms: None,
-        rotary: None,
-        scale: 0.25,
-        sliding_window: None,
-        soft_cap: None,
-        sinks: Vec::new(),
-        out: layer(seed + 3, WIDTH, 64, kind),
-        mlp_norm: Some(some_norm(seed + 4, NormKind::Rms)),
-        is_parallel: false,
-        mlp: mlp(seed, kind, false, Activation::GeluTanh),
-        post_norms: None,
-    }
+    plain_block(
+        [some_norm(seed + 1, NormKind::Layer), some_norm(seed + 4, NormKind::Rms)],
+        [layer(seed + 2, 128, WIDTH, kind), layer(seed + 3, WIDTH, 64, kind)],
+        mlp(seed, kind, false, Activation::GeluTanh),
+    )
 }
 
 /// With all that the other block does without.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
-from rustvllm.layers.norm import RMSNorm
-from rustvllm.models.decoder.rotary_attention import HeadSizes, RotaryAttention
+from rustvllm.models.decoder.rotary_attention import HeadSizes
 from rustvllm.models.decoder.rotary_lm import PreNormLayer, RotaryLM
 from rustvllm.models.hf_config import HFConfig
 from rustvllm.models.moe.qwen2_moe import qwen_mlps
+from rustvllm.models.qwen3 import qwen3_attention
 
 
 class Qwen3MoeForCausalLM(RotaryLM):
@@ -18,18 +17,8 @@ class Qwen3MoeForCausalLM(RotaryLM):
     def layer_maker(self, config: HFConfig, sizes: HeadSizes, num_layers: int) -> Callable[[int], PreNormLayer]:
         """If there is a window, every layer has it; see ``qwen_mlps`` for the layers with experts."""
         eps = config.positive_float("rms_norm_eps", 1e-6)
-        bias = config.boolean("attention_bias", default=False)
+        make_attention = qwen3_attention(config, sizes, eps)
         slides = config.boolean("use_sliding_window", default=False)
         window = config.sliding_window(4096) if slides else None
         make_mlp = qwen_mlps(config, sizes, num_layers)
-        return lambda layer: PreNormLayer(
-            eps,
-            RotaryAttention(
-                sizes,
-                qkv_bias=bias,
-                out_bias=bias,
-                sliding_window=window,
-                head_norm=partial(RMSNorm, sizes.head_dim, eps),
-            ),
-            make_mlp(layer),
-        )
+        return lambda layer: PreNormLayer(eps, make_attention(window), make_mlp(layer))

@@ -19,17 +19,15 @@ impl CallGrammar<'_> {
         tool: &Tool,
         lark: &mut String,
     ) -> Result<(), GrammarRefusal> {
-        let Elements { name: [before, behind], key, value: [_, close], has_breaks, end, text_flag } =
-            *elements;
-        let mut parts = vec![quoted(&format!("{before}{}{behind}\n", tool.name))];
+        let Elements { key, value: [_, close], has_breaks, end, .. } = *elements;
+        let mut parts = vec![call_opening(elements, tool)];
         for (index, parameter) in self.parameters(tool)?.into_iter().enumerate() {
             let Parameter { name, schema, is_required } = parameter;
             if name.is_empty() || name.trim() != name || name.contains(['<', '>', '"', '\n']) {
                 return Err(self.refusal(tool, format!("{name:?} cannot be the name of an element")));
             }
             let value = format!("{rule}_{index}");
-            let flag = text_flag.map_or(String::new(), |flag| format!("{flag}{}", is_text(&schema)));
-            let opening = quoted(&format!("{}{name}{flag}{}", key[0], value_opening(elements)));
+            let opening = quoted(&format!("{}{name}{}", key[0], value_opening(elements, is_text(&schema))));
             let element = format!("({opening} {value} \"\\n\")");
             parts.push(element + if is_required { "" } else { "?" });
             if is_text(&schema) {
@@ -53,11 +51,9 @@ impl CallGrammar<'_> {
         tool: &Tool,
         lark: &mut String,
     ) -> Result<(), GrammarRefusal> {
-        let Elements { name: [before, behind], key, value: [_, close], has_breaks, end, text_flag } =
-            *elements;
-        let head = quoted(&format!("{before}{}{behind}\n", tool.name));
-        let flag = text_flag.map_or(String::new(), |flag| format!("{flag}true"));
-        let opening = quoted(&format!("{flag}{}", value_opening(elements)));
+        let Elements { key, value: [_, close], has_breaks, end, .. } = *elements;
+        let head = call_opening(elements, tool);
+        let opening = quoted(&value_opening(elements, true));
         let key = format!("{} /[^<>\"\\n]{{1,64}}/ {opening}", quoted(key[0]));
         let end = self.literal(end);
         line(lark, rule, &format!("{head} ({key} {rule}_value \"\\n\")* {end}"));
@@ -110,11 +106,19 @@ impl CallGrammar<'_> {
     }
 }
 
+/// A call's first line, which names its tool.
+fn call_opening(elements: &Elements, tool: &Tool) -> String {
+    let [before, behind] = elements.name;
+    quoted(&format!("{before}{}{behind}\n", tool.name))
+}
+
 /// The text between an argument's name and its value.
-fn value_opening(elements: &Elements) -> String {
+fn value_opening(elements: &Elements, is_text: bool) -> String {
+    let flag = elements.text_flag.map_or(String::new(), |flag| format!("{flag}{is_text}"));
+    let behind_name = elements.key[1];
     match (elements.value[0], elements.has_breaks) {
-        ("", true) => format!("{}\n", elements.key[1]),
-        ("", false) => elements.key[1].to_owned(),
-        (open, _) => format!("{}\n{open}", elements.key[1]),
+        ("", true) => format!("{flag}{behind_name}\n"),
+        ("", false) => format!("{flag}{behind_name}"),
+        (open, _) => format!("{flag}{behind_name}\n{open}"),
     }
 }
