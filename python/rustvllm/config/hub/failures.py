@@ -127,20 +127,7 @@ def explain(error: Exception, wanted: Wanted, lacking: Sequence[str], *, is_down
             f"files that are complete are kept in {cache}, the others are fetched again"
         ) from error
     if _is_network_error(error):
-        reason = (
-            "offline mode is on (HF_HUB_OFFLINE)"
-            if is_offline()
-            else f"{endpoint} cannot be reached ({root_cause(error)})"
-        )
-        state = (
-            f"the cache in {cache} is incomplete ({'; '.join(lacking)})" if lacking else f"it is not cached in {cache}"
-        )
-        names = same_names(repo_id)
-        looked = f" (looked for {', '.join(names)})" if len(names) > 1 else ""
-        raise HubUnreachableError(
-            f"cannot get the {wanted.kind} {what}: {state}{looked}, and {reason}. Connect to the network, "
-            f"copy the whole cache here (HF_HOME or --download-dir), or give a local folder with {wanted.files}"
-        ) from error
+        raise HubUnreachableError(_without_network(error, wanted, what, lacking)) from error
     if isinstance(error, json.JSONDecodeError):
         raise ModelLoadError(
             f"{endpoint} answered for {what} with something other than the hub's JSON: check HF_ENDPOINT, and "
@@ -151,6 +138,24 @@ def explain(error: Exception, wanted: Wanted, lacking: Sequence[str], *, is_down
             f"cannot store {wanted.what} in {cache}: {redact(str(error))}{_advice_on_storage(error)}"
         ) from error
     raise ModelLoadError(f"cannot get {what} from {endpoint}: {redact(str(error))}") from error
+
+
+def _without_network(error: Exception, wanted: Wanted, what: str, lacking: Sequence[str]) -> str:
+    """What to say where no server answers, and the cache does not have what is wanted."""
+    from huggingface_hub import constants
+
+    if is_offline():
+        reason = "offline mode is on (HF_HUB_OFFLINE)"
+    else:
+        reason = f"{redact(constants.ENDPOINT)} cannot be reached ({root_cause(error)})"
+    cache = wanted.cache
+    state = f"the cache in {cache} is incomplete ({'; '.join(lacking)})" if lacking else f"it is not cached in {cache}"
+    names = same_names(wanted.repo_id)
+    looked = f" (looked for {', '.join(names)})" if len(names) > 1 else ""
+    return (
+        f"cannot get the {wanted.kind} {what}: {state}{looked}, and {reason}. Connect to the network, "
+        f"copy the whole cache here (HF_HOME or --download-dir), or give a local folder with {wanted.files}"
+    )
 
 
 def _advice_on_storage(error: Exception) -> str:

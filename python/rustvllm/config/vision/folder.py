@@ -132,13 +132,36 @@ def read_vision(
         raise ModelLoadError(
             f"{file}: the text model of {architecture} is {kind!r:.80}; rustvllm supports {' and '.join(kinds)}"
         )
+    expected = _KINDS[architecture]
+    numbers, name = _image_processor(folder, architecture)
+    shared = _shared_numbers(numbers, name, expected) | {"max_images": DEFAULT_MAX_IMAGES if most is None else most}
+    tower, image_numbers = CheckedNumbers(of_tower, file), CheckedNumbers(config, file)
+    if expected == GRID:
+        patch = 16 if architecture == "Qwen3VLForConditionalGeneration" else 14
+        return _grid(image_numbers, tower, numbers, pixels, shared, patch, max_model_len)
+    side = tower.integer("image_size", 336 if expected == SINGLE else 224)
+    patch = tower.integer("patch_size", 14 if expected == SINGLE else 32)
+    shared["tile_size"] = side
+    if side % patch:
+        raise ModelLoadError(f"{file}: image_size {side} of vision_config is not a multiple of patch_size {patch}")
+    if expected == FRAMED:
+        return _framed(image_numbers, numbers, side // patch, shared)
+    if expected == TILED:
+        return _tiled(image_numbers, numbers, side // patch, shared)
+    return _single(config, of_tower, (side // patch) ** 2, numbers, file, shared)
+
+
+def _image_processor(folder: Path, architecture: str) -> tuple[CheckedNumbers, str]:
+    """What the folder says of how images are processed, and the name of the processor.
+
+    Raises:
+        ModelLoadError: It is not the model's, or does what is not supported.
+    """
     processor, source = _read_processor(folder)
     numbers = CheckedNumbers(processor, source)
     expected = _KINDS[architecture]
-    tower, image_numbers = CheckedNumbers(of_tower, file), CheckedNumbers(config, file)
     name = _processor_class(processor, expected)
-    how = _PROCESSORS.get(name)
-    if how != expected:
+    if _PROCESSORS.get(name) != expected:
         raise ModelLoadError(
             f"{source}: image_processor_type is {name!r:.80}; for {architecture} "
             f"rustvllm supports {', '.join(name for name, kind in _PROCESSORS.items() if kind == expected)}"
@@ -148,40 +171,39 @@ def read_vision(
         raise ModelLoadError(
             f"{source}: do_pan_and_scan is not supported yet: set it to false, so that an image is resized as a whole"
         )
-    has_clips_colours = expected == GRID or (expected == SINGLE and name != "SiglipImageProcessor")
-    shared: dict[str, Any] = {
-        "kind": expected,
+    return numbers, name
+
+
+def _shared_numbers(numbers: CheckedNumbers, processor: str, kind: str) -> dict[str, Any]:
+    """What the processors of all kinds have: how values are scaled, and the filter."""
+    has_clips_colours = kind == GRID or (kind == SINGLE and processor != "SiglipImageProcessor")
+    return {
+        "kind": kind,
         "rescale_factor": numbers.number("rescale_factor", 1 / 255),
         "image_mean": numbers.channels("image_mean", _CLIP_MEAN if has_clips_colours else HALVES),
         "image_std": numbers.channels("image_std", _CLIP_STD if has_clips_colours else HALVES),
-        "resample": numbers.integer("resample", _FILTERS[expected], least=0, most=_LAST_FILTER),
-        "max_images": DEFAULT_MAX_IMAGES if most is None else most,
+        "resample": numbers.integer("resample", _FILTERS[kind], least=0, most=_LAST_FILTER),
     }
-    if expected == GRID:
-        patch = 16 if architecture == "Qwen3VLForConditionalGeneration" else 14
-        return _grid(image_numbers, tower, numbers, pixels, shared, patch, max_model_len)
-    side = tower.integer("image_size", 336 if expected == SINGLE else 224)
-    patch = tower.integer("patch_size", 14 if expected == SINGLE else 32)
-    shared["tile_size"] = side
-    if side % patch:
-        raise ModelLoadError(f"{file}: image_size {side} of vision_config is not a multiple of patch_size {patch}")
-    num_patches = (side // patch) ** 2
-    if expected == FRAMED:
-        return _framed(image_numbers, numbers, side // patch, shared)
-    if expected == TILED:
-        scale = image_numbers.integer("scale_factor", 2)
-        if (side // patch) % scale:
-            raise ModelLoadError(f"{file}: {side // patch} patches per side are not a multiple of scale_factor {scale}")
-        _check_tile(numbers.side("max_image_size", "longest_edge", side), side, source)
-        longest = numbers.side("size", "longest_edge", 4 * side)
-        return VisionConfig(
-            image_token_id=image_numbers.integer("image_token_id", 128_257, least=0),
-            tokens_per_tile=num_patches // scale**2,
-            longest_edge=min(longest, MAX_SIDE),
-            splits=processor.get("do_image_splitting", True) is not False,
-            **shared,
+
+
+def _tiled(
+    image_numbers: CheckedNumbers, numbers: CheckedNumbers, patches_per_side: int, shared: dict[str, Any]
+) -> VisionConfig:
+    """Idefics 3: tiles, whose patches are joined in squares, and perhaps the image as a whole behind them."""
+    scale, side = image_numbers.integer("scale_factor", 2), shared["tile_size"]
+    if patches_per_side % scale:
+        raise ModelLoadError(
+            f"{image_numbers.file}: {patches_per_side} patches per side are not a multiple of scale_factor {scale}"
         )
-    return _single(config, of_tower, num_patches, numbers, file, shared)
+    _check_tile(numbers.side("max_image_size", "longest_edge", side), side, numbers.file)
+    longest = numbers.side("size", "longest_edge", 4 * side)
+    return VisionConfig(
+        image_token_id=image_numbers.integer("image_token_id", 128_257, least=0),
+        tokens_per_tile=patches_per_side**2 // scale**2,
+        longest_edge=min(longest, MAX_SIDE),
+        splits=numbers.values.get("do_image_splitting", True) is not False,
+        **shared,
+    )
 
 
 def _single(
