@@ -2,13 +2,16 @@
 
 import json
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from server_process import REAL, ServerProcess
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+from rustvllm.config.hub import embedded_model_path
+
+COMPLETIONS, CHAT, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/messages"
 SCHEMA = {
     "type": "object",
     "properties": {"mood": {"enum": ["glad", "sad"]}, "age": {"type": "integer", "minimum": 0, "maximum": 120}},
@@ -174,3 +177,32 @@ def test_a_grammar_that_allowed_ids_leave_no_token_is_refused(server, url, strea
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["message"].startswith("no token may follow: the grammar, allowed_token_ids, bad_words"), error
+
+
+def test_a_tokenizer_that_has_gone_is_the_servers_fault_and_a_bad_schema_the_clients(tmp_path):
+    """It is read again when the first grammar is compiled; what needs none of that is served as ever."""
+    folder = tmp_path / "model"
+    shutil.copytree(embedded_model_path(), folder)
+    user = [{"role": "user", "content": PROMPT}]
+    anthropic = {"model": "mouse", "messages": user, "max_tokens": 9}
+    by_format = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    flags = [str(folder), "--served-model-name", "mouse", *FLAGS]
+    with ServerProcess([*REAL, *flags, "--port", "0"]) as server, httpx.Client(timeout=60) as client:
+        client.base_url = server.wait_until_ready()
+        shutil.rmtree(folder)
+        for stream in (False, True):
+            for url in (COMPLETIONS, CHAT):
+                response = client.post(url, json=body_of(url, 1, response_format=BY_SCHEMA, stream=stream))
+                error = response.json()["error"]
+                assert (response.status_code, error["code"], error["type"]) == (500, 500, "InternalServerError")
+                assert "the server cannot read the tokenizer of its model" in error["message"]
+                assert str(folder) not in error["message"]
+            response = client.post(MESSAGES, json={**anthropic, "output_config": by_format, "stream": stream})
+            assert (response.status_code, response.json()["error"]["type"]) == (500, "api_error"), response.text
+        bad = client.post(COMPLETIONS, json=body_of(COMPLETIONS, 1, structured_outputs={"regex": "(a"}))
+        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "structured_outputs"), bad.text
+        schema = {"format": {"type": "json_schema", "schema": {"type": 5}}}
+        bad = client.post(MESSAGES, json={**anthropic, "output_config": schema})
+        assert (bad.status_code, bad.json()["error"]["type"]) == (400, "invalid_request_error"), bad.text
+        assert client.post(COMPLETIONS, json=body_of(COMPLETIONS, 1, max_tokens=2)).status_code == 200
+    assert f"the tokenizer of {folder} cannot be read now: " in server.output

@@ -73,6 +73,9 @@ pub enum GrammarError {
     /// The matchers of other requests take all the memory that there is for them.
     #[error("the grammars of other requests take all the memory that there is for grammars")]
     NoRoom,
+    /// The tokenizer that grammars are compiled for is not there, or damaged.
+    #[error("the tokenizer of the model cannot be read: {0}")]
+    UnreadableTokenizer(String),
     /// The tokenizer does not say which bytes its tokens stand for.
     #[error("structured output is not possible with the tokenizer of this model")]
     OpaqueTokenizer,

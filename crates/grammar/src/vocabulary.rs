@@ -63,8 +63,7 @@ impl Vocabulary {
     }
 
     fn build(&self) -> Result<Read, GrammarError> {
-        let (tokenizer, mut eos_token_ids) =
-            (self.load)().map_err(|message| GrammarError::refused(&message))?;
+        let (tokenizer, mut eos_token_ids) = (self.load)().map_err(GrammarError::UnreadableTokenizer)?;
         if !tokenizer.has_token_bytes() {
             return Err(GrammarError::OpaqueTokenizer);
         }

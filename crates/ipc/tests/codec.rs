@@ -209,11 +209,12 @@ prop_compose! {
             FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error,
             FinishReason::Repetition,
         ];
-        const ERRORS: [RequestError; 12] = [
+        const ERRORS: [RequestError; 13] = [
             RequestError::None, RequestError::DuplicateRequestId, RequestError::StepFailed,
             RequestError::NoToken, RequestError::GrammarRejected, RequestError::GrammarFailed,
             RequestError::ProcessorFailed, RequestError::ProcessorRefused, RequestError::AdapterMissing,
             RequestError::QueueTimeout, RequestError::GrammarsFull, RequestError::NothingAllowed,
+            RequestError::TokenizerUnreadable,
         ];
         let (first_scheduled_ns, num_cached_tokens) = first.unwrap_or_default();
         let (num_accepted, num_rejected) = predicted.unwrap_or_default();

@@ -254,6 +254,13 @@ impl EngineHandle {
         self.wake();
     }
 
+    /// Report that the grammar of a request cannot be compiled, because the tokenizer of the model cannot be read; the
+    /// request ends with an error that blames the server.
+    pub fn tokenizer_unreadable(&self, key: RequestKey) {
+        self.shared.inbox.push(Message::GrammarFailed(key, RequestError::TokenizerUnreadable));
+        self.wake();
+    }
+
     /// Report that there is no room for the grammar of a request; the request ends with an error that says to try
     /// again.
     pub fn grammars_full(&self, key: RequestKey) {

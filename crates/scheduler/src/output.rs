@@ -73,6 +73,8 @@ pub enum RequestError {
     GrammarsFull,
     /// Its parameters exclude every token, for example because its grammar accepts none of the allowed ids.
     NothingAllowed,
+    /// The engine could not read the tokenizer that its grammar is compiled for.
+    TokenizerUnreadable,
 }
 
 impl RequestError {
@@ -111,6 +113,9 @@ impl fmt::Display for RequestError {
             }
             Self::NothingAllowed => {
                 "no token may follow: the grammar, allowed_token_ids, bad_words, min_tokens and logits processors of this request exclude every one together; leave one of them out"
+            }
+            Self::TokenizerUnreadable => {
+                "the grammar of this request could not be compiled, because the server cannot read the tokenizer of its model; the server's log names the file"
             }
         })
     }

@@ -91,6 +91,10 @@ impl Compiles {
                         job.sample.fail(RequestError::GrammarsFull);
                         answering.grammars_full(job.key);
                     }
+                    Err(GrammarError::UnreadableTokenizer(_)) => {
+                        job.sample.fail(RequestError::TokenizerUnreadable);
+                        answering.tokenizer_unreadable(job.key);
+                    }
                     Err(_) => {
                         job.sample.fail(RequestError::GrammarFailed);
                         answering.grammar_failed(job.key);
@@ -283,6 +287,11 @@ mod tests {
         assert_eq!(outcome(&compiler, &expression("(abc|b01)+")), GrammarProgress::Ready);
         let failed = GrammarProgress::Failed(RequestError::GrammarFailed);
         assert_eq!(outcome(&compiler, &expression("(abc")), failed, "no expression");
+        let gone = Vocabulary::new(Box::new(|| Err("no such file".to_owned())), NUM_IDS);
+        let without = Compiles::start(&handle, &Arc::new(gone), 1).expect("a thread");
+        let unreadable = GrammarProgress::Failed(RequestError::TokenizerUnreadable);
+        let again = outcome(&without.compiler(), &expression("(abc|b01)+"));
+        assert_eq!([outcome(&without.compiler(), &expression("(abc")), again], [unreadable; 2]);
         drop(compiles);
         let full = GrammarProgress::Failed(RequestError::GrammarsFull);
         assert_eq!(outcome(&compiler, &expression("abc")), full, "the compiler has ended");

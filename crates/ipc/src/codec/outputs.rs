@@ -117,7 +117,7 @@ fn finish_reason(byte: u8) -> Result<Option<FinishReason>, DecodeError> {
 }
 
 fn request_error(byte: u8) -> Result<RequestError, DecodeError> {
-    const ALL: [RequestError; 12] = [
+    const ALL: [RequestError; 13] = [
         RequestError::None,
         RequestError::DuplicateRequestId,
         RequestError::StepFailed,
@@ -130,6 +130,7 @@ fn request_error(byte: u8) -> Result<RequestError, DecodeError> {
         RequestError::AdapterMissing,
         RequestError::GrammarsFull,
         RequestError::NothingAllowed,
+        RequestError::TokenizerUnreadable,
     ];
     ALL.into_iter()
         .find(|error| *error as u8 == byte)
