@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -136,7 +136,7 @@ class LLM(PoolingMethods):
     def generate(
         self,
         prompts: Prompts | None = None,
-        sampling_params: AnyParams | Sequence[AnyParams] | None = None,
+        sampling_params: AnyParams | Iterable[AnyParams | None] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: int | Sequence[int] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
@@ -152,7 +152,9 @@ class LLM(PoolingMethods):
 
         Args:
             prompts: One prompt or several; each is text, token ids, or a dict with ``prompt`` or ``prompt_token_ids``.
-            sampling_params: For all prompts, or one for each; None for the model's own defaults.
+                An iterable (a generator, say) of prompts is read to its end before the first of them runs.
+            sampling_params: For all prompts, or one for each, as a list or another iterable; None, also as an entry,
+                for the model's own defaults.
             use_tqdm: Show a progress bar with tokens per second; or what makes one, with the arguments of ``tqdm``.
             priority: One number per prompt or one for all, lower is sooner; needs ``scheduling_policy="priority"``.
             lora_request: The adapter of all prompts, or one (or None) for each; needs ``enable_lora=True``. What is not
@@ -224,7 +226,7 @@ class LLM(PoolingMethods):
     def enqueue(
         self,
         prompts: Prompts,
-        sampling_params: AnyParams | Sequence[AnyParams] | None = None,
+        sampling_params: AnyParams | Iterable[AnyParams | None] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: int | Sequence[int] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,  # noqa: ARG002 -- vLLM's signature; queueing takes no time to show
@@ -263,7 +265,7 @@ class LLM(PoolingMethods):
     def enqueue_chat(
         self,
         messages: Messages | Sequence[Messages],
-        sampling_params: AnyParams | Sequence[AnyParams] | None = None,
+        sampling_params: AnyParams | Iterable[AnyParams | None] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: int | Sequence[int] | None = None,
@@ -325,7 +327,7 @@ class LLM(PoolingMethods):
     def chat(
         self,
         messages: Messages | Sequence[Messages],
-        sampling_params: AnyParams | Sequence[AnyParams] | None = None,
+        sampling_params: AnyParams | Iterable[AnyParams | None] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: int | Sequence[int] | None = None,
@@ -471,16 +473,18 @@ class LLM(PoolingMethods):
     def _check(
         self,
         prompts: list[PromptType],
-        params: AnyParams | Sequence[AnyParams] | None,
+        params: AnyParams | Iterable[AnyParams | None] | None,
         priority: int | Sequence[int] | None,
     ) -> list[EngineCoreRequest]:
-        shared = self.get_default_sampling_params() if params is None else params
+        default = self.get_default_sampling_params()
+        shared = default if params is None else params
         every = params_of_each(shared, len(prompts), (SamplingParams, BeamSearchParams), "sampling_params")
         priorities = priority_of_each(priority, len(prompts))
         requests = []
         given = made = None  # neighbours may share their parameters
         for index, (prompt, own, rank) in enumerate(zip(prompts, every, priorities, strict=True)):
             with named_in_errors(index, len(prompts)):
+                own = default if own is None else own  # noqa: PLW2901
                 if isinstance(own, SamplingParams | BeamSearchParams):
                     # The caller never sees unfinished outputs, so none are made.
                     if own is not given:

@@ -1,7 +1,8 @@
 """Checks of values that a client sent; each names the parameter, the value and the limit."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NoReturn
 
 from rustvllm.exceptions import InvalidRequestError
@@ -42,6 +43,32 @@ def check_bool(name: str, value: object) -> None:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
         raise InvalidRequestError(f"{name} must be True or False, got {shown(value)}", name)
+
+
+def entries_for_each(name: str, given: object, num_prompts: int, expected: str) -> Sequence[Any]:
+    """The entries of a list with one for each prompt; any iterable that has an order may stand for it.
+
+    Args:
+        name: Of the argument.
+        given: A list, a tuple, a generator, an array …; what its entries are is checked by the caller.
+        num_prompts: So many are needed; of what has no length, one more is taken at most.
+        expected: What is missing when ``given`` is none of these, for instance ``an integer or a list of integers``.
+
+    Raises:
+        InvalidRequestError: It is something else, or has another number of entries.
+    """
+    if hasattr(given, "tolist"):  # an array, whose numbers are Python's then
+        given = given.tolist()
+    if isinstance(given, str | bytes | bytearray | Mapping | set | frozenset) or not isinstance(given, Iterable):
+        raise InvalidRequestError(f"{name} must be {expected}, got {shown(given)} ({type(given).__name__})", name)
+    entries = given if isinstance(given, Sequence) else list(islice(given, num_prompts + 1))
+    if len(entries) != num_prompts:
+        more = "more than " if entries is not given and len(entries) > num_prompts else ""
+        count = num_prompts if more else len(entries)
+        raise InvalidRequestError(
+            f"{name} has {more}{count} entries for {num_prompts} prompts; give one, or one per prompt", name
+        )
+    return entries
 
 
 def is_number(value: object) -> bool:

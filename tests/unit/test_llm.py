@@ -1,8 +1,10 @@
 """``LLM`` over the real core and the toy model: order, checks before anything runs, progress, Ctrl-C, failures."""
 
+import itertools
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -103,9 +105,27 @@ def test_more_tokens_than_may_wait(make):
         (["a", [999]], GREEDY, "prompt 1: token id 999"),
         (["a", "b" * 64], GREEDY, "prompt 1: .* 64 input tokens"),
         (["a", "b"], [GREEDY, "greedy"], "prompt 1: sampling_params must be a SamplingParams, got str"),
-        ("a", 5, "sampling_params must be a SamplingParams or a list of them, got int"),
-        ("a", (GREEDY for _ in "a"), "sampling_params must be a SamplingParams or a list of them, got generator"),
-        ({"prompt": "a"}, {"temperature": 0}, "sampling_params must be a SamplingParams or a list of them, got dict"),
+        (["a", "b"], [], "sampling_params has 0 entries for 2 prompts"),
+        ([], [GREEDY], "sampling_params has 1 entries for 0 prompts"),
+        (["a", "b"], (GREEDY for _ in "a"), "sampling_params has 1 entries for 2 prompts; give one, or one per prompt"),
+        (["a", "b"], (GREEDY for _ in "abcd"), "sampling_params has more than 2 entries for 2 prompts"),
+        (["a", "b"], itertools.repeat(GREEDY), "sampling_params has more than 2 entries for 2 prompts"),
+        (["a", "b"], (each for each in (GREEDY, "greedy")), "prompt 1: sampling_params must be a SamplingParams, got"),
+        ("a", {1}, r"sampling_params must be a SamplingParams or a list of them, got .* \(set\)"),
+        ("a", SamplingParams, r"sampling_params must be a SamplingParams or a list of them, got .* \(type\)"),
+        ("a", 5, r"sampling_params must be a SamplingParams or a list of them, got 5 \(int\)"),
+        ("a", np.array(5), r"sampling_params must be a SamplingParams or a list of them, got 5 \(int\)"),
+        ({"prompt": "a"}, {"top_p": 0}, r"must be a SamplingParams or a list of them, got \{'top_p': 0\} \(dict\)"),
+        (["a", None], GREEDY, "prompt 1: a prompt must be text, a list of token ids or a dict, got NoneType"),
+        ((p for p in ("a", None)), GREEDY, "prompt 1: a prompt must be text, a list of token ids or a dict, got None"),
+        (["a", 5], GREEDY, "prompt 1: a prompt must be text, a list of token ids or a dict, got int"),
+        ({"a", "b"}, GREEDY, "prompts must be text, token ids, a dict or a list of these, got set"),
+        ({"prompt": "a", "promt": "b"}, GREEDY, "a prompt dict may have the keys .*, prompt_token_ids, got promt"),
+        (["a", {}], GREEDY, "prompt 1: a prompt dict needs 'prompt' or 'prompt_token_ids'"),
+        (np.array([0.5]), GREEDY, "a prompt must be text, a list of token ids or a dict, got float"),
+        (np.array(3), GREEDY, "prompts must be text, token ids, a dict or a list of these, got int"),
+        (np.zeros((1, 2, 2), dtype=int), GREEDY, "token ids must be integers, got"),
+        (np.array([True]), GREEDY, "token ids must be integers, got True"),
         (["a", {"prompt": "b", "cache_salt": "\ud800"}], GREEDY, r"prompt 1: cache_salt .* got '\\ud800'"),
         ("a", changed(GREEDY, max_tokens=0), "max_tokens must be at least 1, got 0"),
         (["a", "b"], [GREEDY, changed(GREEDY, n=0)], "prompt 1: n must be at least 1, got 0"),
@@ -122,15 +142,59 @@ def test_everything_is_checked_before_anything_runs(make, toy_executors, prompts
     assert texts(llm.generate("a", GREEDY, use_tqdm=False)) == ["bcde"]
 
 
+def test_any_iterable_may_stand_for_a_list(make):
+    llm = make()
+    lengths = (1, 2, 3)
+    params = [SamplingParams(temperature=0, max_tokens=length) for length in lengths]
+    prompts = [[4], [4], [4]]
+
+    def generate(given, own):
+        outputs = llm.generate(given, own, use_tqdm=False)
+        assert [output.prompt_token_ids for output in outputs] == prompts
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    as_lists = generate(prompts, params)
+    assert [len(ids) for ids in as_lists] == list(lengths)
+    for given in (tuple(prompts), iter(prompts), (each for each in prompts), np.array(prompts), map(np.array, prompts)):
+        for own in (tuple(params), iter(params), (each for each in params), map(SamplingParams.clone, params)):
+            assert generate(given, own) == as_lists
+            given = prompts if isinstance(given, Iterator) else given  # noqa: PLW2901 -- it gave them once
+    llm.enqueue(iter(prompts), iter(params))
+    assert [list(output.outputs[0].token_ids) for output in llm.wait_for_completion(use_tqdm=False)] == as_lists
+    assert llm.generate([], GREEDY, use_tqdm=False) == llm.generate(iter(()), iter(()), use_tqdm=False) == []
+
+
+def test_an_entry_of_none_means_the_defaults(make):
+    llm = make()
+    first, second, third = llm.generate(["a", "a", "a"], [GREEDY, None, None], use_tqdm=False)
+    assert len(first.outputs[0].token_ids) == GREEDY.max_tokens
+    assert len(second.outputs[0].token_ids) == len(third.outputs[0].token_ids) == SamplingParams().max_tokens
+
+
+def test_what_a_generator_of_prompts_raises_is_the_callers(make, toy_executors):
+    llm = make()
+
+    def prompts():
+        yield "a"
+        raise OSError("the file is gone")
+
+    with pytest.raises(OSError, match="the file is gone"):
+        llm.generate(prompts(), GREEDY, use_tqdm=False)
+    assert toy_executors[0].steps == []
+    assert texts(llm.generate("a", GREEDY, use_tqdm=False)) == ["bcde"]
+
+
 def test_priority(make):
     llm = make(scheduling_policy="priority", max_num_seqs=1)
     outputs = llm.generate(["a", "a"], GREEDY, use_tqdm=False, priority=[1, 0])
+    assert outputs[1].metrics.finished_time < outputs[0].metrics.finished_time
+    outputs = llm.generate(["a", "a"], GREEDY, use_tqdm=False, priority=np.array([1, 0]))
     assert outputs[1].metrics.finished_time < outputs[0].metrics.finished_time
     with pytest.raises(InvalidRequestError, match="priority has 1 entries for 2 prompts"):
         llm.generate(["a", "a"], GREEDY, use_tqdm=False, priority=[1])
     for wrong in (1.5, "high", {0: 1}):
         with pytest.raises(
-            InvalidRequestError, match=f"priority must be an integer or a list of integers, got {wrong!r}"
+            InvalidRequestError, match=rf"priority must be an integer or a list of integers, got {wrong!r} \("
         ):
             llm.generate("a", GREEDY, use_tqdm=False, priority=wrong)
     with pytest.raises(InvalidRequestError, match=r"priority must fit into 32 bits, .*, got 1099511627776"):
@@ -311,6 +375,17 @@ def test_chat(make):
     messages = [{"role": "user", "content": "ab"}]
     assert texts(llm.chat(messages, GREEDY, use_tqdm=False)) == ["cdef"]
     assert texts(llm.chat([messages, messages], GREEDY, use_tqdm=False)) == ["cdef", "cdef"]
+    assert texts(llm.chat(iter(messages), iter([GREEDY]), use_tqdm=False)) == ["cdef"]
+    short = SamplingParams(temperature=0, max_tokens=2)
+    several = (iter(messages) for _ in range(2))
+    assert texts(llm.chat(several, (each for each in (GREEDY, short)), use_tqdm=False)) == ["cdef", "cd"]
+    with pytest.raises(InvalidRequestError, match="sampling_params has 1 entries for 2 prompts"):
+        llm.chat([messages, messages], iter([GREEDY]), use_tqdm=False)
+    for empty in ([], iter(())):
+        with pytest.raises(InvalidRequestError, match="messages must be a non-empty list of messages"):
+            llm.chat(empty, GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="a conversation must be a list of messages, got NoneType"):
+        llm.chat([messages, None], GREEDY, use_tqdm=False)
     [output] = llm.chat(messages, GREEDY, use_tqdm=False, chat_template="{{ messages[0].content }}!")
     assert output.prompt == "ab!"
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
@@ -480,7 +555,7 @@ def test_chat_names_what_is_wrong(make, options, param, says):
 
 def test_an_adapter_is_a_lora_request(make):
     llm = make()
-    with pytest.raises(InvalidRequestError, match="must be a LoRARequest or a list of them, got str"):
+    with pytest.raises(InvalidRequestError, match=r"must be a LoRARequest or a list of them, got '.*' \(str\)"):
         llm.generate("a", GREEDY, use_tqdm=False, lora_request="adapter")
     assert texts(llm.generate("a", GREEDY, use_tqdm=False, lora_request=None)) == ["bcde"]
 

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rustvllm.config.lora import check_adapter_name
 from rustvllm.exceptions import ConfigError, InvalidRequestError
-from rustvllm.parameter_checks import shown
+from rustvllm.parameter_checks import entries_for_each, shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,19 +77,12 @@ def one_for_each(given: LoRARequest | Sequence[LoRARequest | None], num_prompts:
     Raises:
         InvalidRequestError: It is neither, or has another length.
     """
-    every: Any = [given] * num_prompts if isinstance(given, LoRARequest) else given
-    if isinstance(every, str) or not isinstance(every, Sequence):
-        raise InvalidRequestError(
-            f"lora_request must be a LoRARequest or a list of them, got {type(given).__name__}", "lora_request"
-        )
+    if isinstance(given, LoRARequest):
+        return [given] * num_prompts
+    every = entries_for_each("lora_request", given, num_prompts, "a LoRARequest or a list of them")
     if strangers := [each for each in every if not isinstance(each, LoRARequest | None)]:
         raise InvalidRequestError(
             f"lora_request must be a LoRARequest or a list of them, got one of {type(strangers[0]).__name__}",
-            "lora_request",
-        )
-    if len(every) != num_prompts:
-        raise InvalidRequestError(
-            f"lora_request has {len(every)} entries for {num_prompts} prompts; give one, or one per prompt",
             "lora_request",
         )
     return every

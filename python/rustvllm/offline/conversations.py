@@ -1,6 +1,6 @@
 """Conversations that ``LLM.chat`` takes, and the prompts that a chat template makes of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,7 +215,11 @@ def check_chat_options(
 
 
 def as_conversations(messages: Any) -> list[Messages]:
-    """One conversation or several, as a list."""
+    """One conversation or several, as a list; an iterator (a generator, say) may stand for any list."""
+    if isinstance(messages, Iterator):
+        messages = list(messages)
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise InvalidRequestError("messages must be a non-empty list of messages, or a list of such lists", "messages")
-    return [messages] if isinstance(messages[0], Mapping) else list(messages)
+    if isinstance(messages[0], Mapping):
+        return [messages]
+    return [list(each) if isinstance(each, Iterator) else each for each in messages]

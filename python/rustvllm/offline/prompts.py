@@ -6,9 +6,10 @@ from typing import Any
 
 from rustvllm.engine.request.prompts import PromptType
 from rustvllm.exceptions import InvalidRequestError
+from rustvllm.parameter_checks import entries_for_each
 from rustvllm.sampling_params import BeamSearchParams, SamplingParams
 
-Prompts = PromptType | Sequence[PromptType]
+Prompts = PromptType | Iterable[PromptType]
 AnyParams = SamplingParams | BeamSearchParams
 
 
@@ -40,7 +41,8 @@ def as_prompts_of_ids(prompts: Any) -> list[PromptType]:
 
 
 def params_of_each(given: Any, num_prompts: int, kinds: tuple[type, ...], name: str) -> Sequence[Any]:
-    """The parameters of each prompt, out of one object for all or a list; what this holds is checked later.
+    """The parameters of each prompt, out of one object for all or a list (or another iterable); its entries are checked
+    later.
 
     Args:
         given: Of the call.
@@ -51,16 +53,9 @@ def params_of_each(given: Any, num_prompts: int, kinds: tuple[type, ...], name: 
     Raises:
         InvalidRequestError: It is neither, or has another length.
     """
-    expected = kinds[0].__name__
     if isinstance(given, kinds):
         return [given] * num_prompts
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise InvalidRequestError(f"{name} must be a {expected} or a list of them, got {type(given).__name__}", name)
-    if len(given) != num_prompts:
-        raise InvalidRequestError(
-            f"{name} has {len(given)} entries for {num_prompts} prompts; give one, or one per prompt", name
-        )
-    return given
+    return entries_for_each(name, given, num_prompts, f"a {kinds[0].__name__} or a list of them")
 
 
 def priority_of_each(given: Any, num_prompts: int) -> Sequence[Any]:
@@ -71,13 +66,7 @@ def priority_of_each(given: Any, num_prompts: int) -> Sequence[Any]:
     """
     if given is None or isinstance(given, int):
         return [0 if given is None else given] * num_prompts
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise InvalidRequestError(f"priority must be an integer or a list of integers, got {given!r:.80}", "priority")
-    if len(given) != num_prompts:
-        raise InvalidRequestError(
-            f"priority has {len(given)} entries for {num_prompts} prompts; give one, or one per prompt", "priority"
-        )
-    return given
+    return entries_for_each("priority", given, num_prompts, "an integer or a list of integers")
 
 
 def check_no_media(options: Mapping[str, Any] | None) -> None:
