@@ -68,6 +68,31 @@ def test_a_load_is_served_and_measured(server, endpoint):
     assert load["num_running"] == load["num_waiting"] == 0
 
 
+def test_a_result_of_chats_is_saved(server, tmp_path):
+    report = bench(
+        server, "--backend", "openai-chat", "--num-prompts", "12", "--max-concurrency", "3", "--random-input-len", "10",
+        "--random-output-len", "9", "--ignore-eos", "--save-result", "--result-dir", str(tmp_path),
+        "--metadata", "build=nightly", "--goodput", "ttft:60000", "e2el:60000",
+    )  # fmt: skip
+    [path] = tmp_path.iterdir()
+    assert path.name.startswith("openai-chat-infqps-concurrency3-")
+    assert json.loads(path.read_text()) == report
+    assert (report["completed"], report["backend"], report["build"]) == (12, "openai-chat", "nightly")
+    assert report["request_goodput"] == report["request_throughput"] > 0
+    assert report["total_output_tokens"] == 12 * 9
+
+
+def test_a_load_that_is_refused_leaves_no_result(server, tmp_path):
+    command = [*BENCH, "--base-url", server.url, "--num-prompts", "3", "--extra-body", '{"temperature": -1}']
+    saved = ["--save-result", "--result-dir", str(tmp_path)]
+    done = subprocess.run([*command, *saved], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 1
+    assert "none of 3 requests finished; first http_400: HTTP status 400: " in done.stderr
+    assert "temperature must be" in done.stderr
+    assert "TTFT" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_streams_of_equal_requests_are_equal(server):
     body = {"prompt": [5, 6, 7], "max_tokens": 30, "temperature": 1, "seed": 3}
     texts = {httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(3)}

@@ -5,9 +5,8 @@ import time
 from collections.abc import Sequence
 
 from rustvllm.cli.bench.arguments import whole_number
-from rustvllm.cli.bench.offline import describe, make_llm, make_parser, parse, random_prompts
+from rustvllm.cli.bench.offline import describe, make_llm, make_parser, parse, random_prompts, sampling_params
 from rustvllm.cli.bench.report.output import publish
-from rustvllm.sampling_params import SamplingParams
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
@@ -24,8 +23,8 @@ def bench_latency(argv: Sequence[str]) -> int:
     """
     parser = make_parser(
         "rustvllm bench latency",
-        "Measure the time of one batch of random prompts from beginning to end; greedy, EOS ignored. Prompts are read "
-        "anew each time: the prefix cache is off unless asked for.",
+        "Measure the time of one batch of random prompts from beginning to end; greedy unless --n asks for several "
+        "answers, EOS ignored. Prompts are read anew each time: the prefix cache is off unless asked for.",
         input_len=32,
         output_len=128,
     )
@@ -43,7 +42,7 @@ def bench_latency(argv: Sequence[str]) -> int:
     args = parse(parser, argv)
     llm = make_llm(args)
     try:
-        params = SamplingParams(temperature=0.0, max_tokens=args.output_len, ignore_eos=True)
+        params = sampling_params(args)
         prompts = random_prompts(llm, args.batch_size, args.input_len)
         latencies = []
         for iteration in range(args.num_iters_warmup + args.num_iters):
@@ -54,12 +53,13 @@ def bench_latency(argv: Sequence[str]) -> int:
         report = describe(llm, args) | {
             "batch_size": args.batch_size,
             "avg_latency": statistics.mean(latencies),
+            "std_latency": statistics.pstdev(latencies),
             "latencies": latencies,
             "percentiles": {str(at): _percentile(latencies, at) for at in PERCENTILES},
         }
     finally:
         llm.shutdown()
-    lines = [f"Avg latency: {report['avg_latency']:.4f} seconds"]
+    lines = [f"Avg latency: {report['avg_latency']:.4f} seconds", f"Std latency: {report['std_latency']:.4f} seconds"]
     lines += [f"{at}% percentile latency: {seconds:.4f} seconds" for at, seconds in report["percentiles"].items()]
     publish(args, report, "\n".join(lines))
     return 0

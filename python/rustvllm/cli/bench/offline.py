@@ -14,6 +14,7 @@ from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.config.engine_args import EngineArgs
 from rustvllm.config.engine_config import EngineConfig
 from rustvllm.exceptions import ConfigError, InvalidRequestError
+from rustvllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from rustvllm.llm import LLM
@@ -29,6 +30,14 @@ def make_parser(prog: str, description: str, input_len: int, output_len: int) ->
         parser.add_argument(
             flag, type=whole_number(1), default=str(default), metavar="N", help=f"tokens of {text} (default: {default})"
         )
+    parser.add_argument(
+        "--n",
+        type=whole_number(1),
+        default="1",
+        metavar="N",
+        help="answers to each prompt; drawn if several (default: 1)",
+    )
+    parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the answers' tokens")
     parser.add_argument("--output-json", metavar="FILE", help="also write the report to this file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     EngineArgs.add_cli_args(parser)
@@ -64,6 +73,8 @@ def make_llm(args: argparse.Namespace) -> "LLM":
         raise ConfigError(f"this benchmark measures generated text, but {error}") from None
     if getattr(args, "compare", None) == "transformers" and config.sim is not None:
         raise ConfigError("--compare transformers needs a model, but --executor sim has none")
+    if getattr(args, "compare", None) == "transformers" and args.n > 1:
+        raise ConfigError(f"--compare transformers compares one answer to each prompt, but --n is {args.n}")
     _check_lengths(args, config)
     from rustvllm.llm import LLM
 
@@ -74,6 +85,17 @@ def make_llm(args: argparse.Namespace) -> "LLM":
         llm.shutdown()
         raise
     return llm
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """What the prompts are answered with: so many tokens, greedy ones, or drawn ones where answers should differ."""
+    return SamplingParams(
+        n=args.n,
+        temperature=0.0 if args.n == 1 else 1.0,
+        max_tokens=args.output_len,
+        ignore_eos=True,
+        detokenize=not args.disable_detokenize,
+    )
 
 
 def _check_lengths(args: argparse.Namespace, config: EngineConfig) -> None:
@@ -122,5 +144,6 @@ def describe(llm: "LLM", args: argparse.Namespace) -> dict[str, Any]:
         "dtype": config.model.dtype,
         "input_len": args.input_len,
         "output_len": args.output_len,
+        "n": args.n,
         "max_num_seqs": config.scheduler.max_num_seqs,
     }

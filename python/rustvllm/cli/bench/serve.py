@@ -8,7 +8,9 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -27,12 +29,19 @@ from rustvllm.cli.bench.datasets.sharegpt import read_sharegpt
 from rustvllm.cli.bench.report.machine import require_release_build
 from rustvllm.cli.bench.report.output import check_output, publish
 from rustvllm.cli.bench.report.progress import LoadProgress
-from rustvllm.cli.bench.report.serve import METRICS, build_report, summary
+from rustvllm.cli.bench.report.results_file import ResultsFile
+from rustvllm.cli.bench.report.serve import METRICS, build_report, is_own_key, summary
 from rustvllm.cli.parser import FlexibleArgumentParser
 from rustvllm.exceptions import ConfigError, RequestFailedError
 
 PROGRAM: Final = "rustvllm bench serve"
-ENDPOINTS: Final = ("/v1/completions", "/v1/chat/completions")
+ENDPOINTS: Final = {
+    "vllm": "/v1/completions",
+    "openai": "/v1/completions",
+    "openai-chat": "/v1/chat/completions",
+}
+"""The endpoint of each ``--backend``, under vLLM's names."""
+CHAT: Final = "/chat/completions"
 DATASETS: Final = ("random", "prefix", *DRAFT_DATASETS, "sharegpt", "trace")
 API_KEY_VARIABLES: Final = ("RUSTVLLM_API_KEY", "OPENAI_API_KEY")
 """Where the server's key is looked for, in this order; never on the command line, which other users can read."""
@@ -66,7 +75,19 @@ def _add_server_args(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
     group.add_argument("--port", type=whole_number(1, 65535), default="8000", metavar="N", help="(default: 8000)")
-    group.add_argument("--endpoint", choices=ENDPOINTS, default=ENDPOINTS[0], help="(default: %(default)s)")
+    group.add_argument(
+        "--backend",
+        type=_backend,
+        metavar="{" + ",".join(ENDPOINTS) + "}",
+        help="vllm and openai: completions; openai-chat: chats (default: as --endpoint says, else openai)",
+    )
+    group.add_argument(
+        "--endpoint",
+        type=_endpoint,
+        metavar="PATH",
+        help=f"ends in /completions or {CHAT} (default: {ENDPOINTS['openai']}; with openai-chat "
+        f"{ENDPOINTS['openai-chat']})",
+    )
     group.add_argument("--model", help="name to ask for (default: the first of /v1/models)")
 
 
@@ -214,6 +235,25 @@ def _add_report_args(group: argparse._ArgumentGroup) -> None:
         help="limits of a good request in milliseconds, for instance ttft:200,tpot:30,e2el:5000",
     )
     group.add_argument("--output-json", metavar="FILE", help="also write the report to this file")
+    group.add_argument("--save-result", action="store_true", help="save the report in a new file, as one line of JSON")
+    group.add_argument("--append-result", action="store_true", help="the same, after what is in the file")
+    group.add_argument(
+        "--result-dir", metavar="FOLDER", help="folder of that file; made if it is missing (default: the present one)"
+    )
+    group.add_argument(
+        "--result-filename",
+        metavar="FILE",
+        help="its name (default: LABEL-RATEqps[-concurrencyN]-MODEL-DATE.json)",
+    )
+    group.add_argument("--label", metavar="TEXT", help="begins the name of the file (default: --backend)")
+    group.add_argument(
+        "--metadata",
+        type=_metadata,
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="goes into the report, for instance version=1.2 tp=2",
+    )
     group.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     group.add_argument("--disable-tqdm", action="store_true", help="show no progress bar")
 
@@ -237,12 +277,19 @@ def bench_serve(argv: Sequence[str]) -> int:
         parser.refuse_unknown(unknown)
     require_release_build()
     _check_data_set(args)
+    _choose_endpoint(args)
+    _check_metadata(args)
     host = f"[{args.host}]" if ":" in args.host else args.host
     base_url = _without_version(args.base_url) or f"http://{host}:{args.port}"
     api_key = next((os.environ[name] for name in API_KEY_VARIABLES if os.environ.get(name)), None)
     check_output(args.output_json)
     _allow_many_connections()
     model = args.model or _core.served_model(base_url, api_key=api_key)
+    date = time.strftime("%Y%m%d-%H%M%S")
+    results = ResultsFile(args, model, date) if args.save_result or args.append_result else None
+    if results is not None:
+        results.check()
+    _note_what_has_no_effect(args)
     options = _data_set(args, base_url, model, api_key)
     fields = {
         "model": model,
@@ -273,12 +320,60 @@ def bench_serve(argv: Sequence[str]) -> int:
             **options,
         )
         progress.finish(measured)
-    report = build_report(args, base_url, model, goodput, measured)
+    report = build_report(args, base_url, model, date, goodput, measured)
     publish(args, report, summary(report, args.percentile_metrics, args.metric_percentiles))
     if not report["completed"]:
         kind, example = next(iter(report["error_examples"].items()))
-        raise RequestFailedError(f"none of {args.num_prompts} requests finished; first {kind}: {example}")
+        unsaved = "" if results is None else f" ({results.path} was not written)"
+        raise RequestFailedError(f"none of {report['failed']} requests finished; first {kind}: {example}{unsaved}")
+    if results is not None:
+        results.write(report)
+        _note(f"saved in {results.path}")
     return 0
+
+
+def _choose_endpoint(args: argparse.Namespace) -> None:
+    """Let what is given of ``--backend`` and ``--endpoint`` decide on the other.
+
+    Raises:
+        ConfigError: They contradict each other.
+    """
+    if args.backend is None:
+        args.backend = "openai-chat" if args.endpoint is not None and args.endpoint.endswith(CHAT) else "openai"
+    if args.endpoint is None:
+        args.endpoint = ENDPOINTS[args.backend]
+    is_chat = args.backend == "openai-chat"
+    if is_chat != args.endpoint.endswith(CHAT):
+        wanted = f"ends in {CHAT}" if is_chat else f"ends in /completions, and not in {CHAT}"
+        raise ConfigError(
+            f"--backend {args.backend} needs an --endpoint that {wanted}, for instance {ENDPOINTS[args.backend]}; got "
+            f"{args.endpoint}"
+        )
+
+
+def _check_metadata(args: argparse.Namespace) -> None:
+    """Refuse keys that hide a value of the report, or each other.
+
+    Raises:
+        ConfigError: Names the key.
+    """
+    keys = [key for key, _ in args.metadata]
+    for key in keys:
+        if is_own_key(key):
+            raise ConfigError(f"--metadata {key}: the report has a {key} of its own; choose another key")
+        if keys.count(key) > 1:
+            raise ConfigError(f"--metadata {key} is given {keys.count(key)} times; each key may be given once")
+
+
+def _note_what_has_no_effect(args: argparse.Namespace) -> None:
+    is_saved = args.save_result or args.append_result
+    is_shown = is_saved or args.json or args.output_json is not None
+    without_file = {"--result-dir": args.result_dir, "--result-filename": args.result_filename, "--label": args.label}
+    for flag, given in without_file.items():
+        if given and not is_saved:
+            _note(f"{flag} has no effect without --save-result or --append-result")
+    if args.metadata and not is_shown:
+        _note("--metadata has no effect without --save-result, --append-result, --output-json or --json")
 
 
 def _check_data_set(args: argparse.Namespace) -> None:
@@ -288,7 +383,7 @@ def _check_data_set(args: argparse.Namespace) -> None:
 
 def _data_set(args: argparse.Namespace, base_url: str, model: str, api_key: str | None) -> dict[str, Any]:
     """The core's arguments for the prompts."""
-    is_chat = args.endpoint == ENDPOINTS[1]
+    is_chat = args.endpoint.endswith(CHAT)
     vocab_size = None if is_chat or args.vocab_size == 0 else args.vocab_size
     name = args.dataset_name
     if name in ("random", "prefix"):
@@ -360,6 +455,29 @@ def _allow_many_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:
             print(f"rustvllm bench serve: the limit of open files stays {soft}: {error}", file=sys.stderr)
+
+
+def _backend(text: str) -> str:
+    if text not in ENDPOINTS:
+        raise argparse.ArgumentTypeError(
+            f"must be {', '.join(ENDPOINTS)} (only streams of generated text are measured), got {text!r:.80}"
+        )
+    return text
+
+
+def _endpoint(text: str) -> str:
+    if not re.fullmatch(r"/([A-Za-z0-9._~%-]+/)*completions", text):
+        raise argparse.ArgumentTypeError(
+            f"must be a path that ends in /completions or {CHAT}, for instance {ENDPOINTS['openai']}, got {text!r:.200}"
+        )
+    return text
+
+
+def _metadata(text: str) -> tuple[str, str]:
+    key, found, value = text.partition("=")
+    if not found or not key.strip():
+        raise argparse.ArgumentTypeError(f"must be KEY=VALUE, for instance version=1.2, got {text!r:.200}")
+    return key.strip(), value.strip()
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from rustvllm.cli.bench.arguments import whole_number
 from rustvllm.cli.bench.datasets.known_texts import DRAFT_DATASETS
-from rustvllm.cli.bench.offline import describe, known_prompts, make_llm, make_parser, parse, random_prompts
+from rustvllm.cli.bench.offline import (
+    describe,
+    known_prompts,
+    make_llm,
+    make_parser,
+    parse,
+    random_prompts,
+    sampling_params,
+)
 from rustvllm.cli.bench.report.output import publish
 from rustvllm.sampling_params import SamplingParams
 
@@ -32,7 +40,8 @@ def bench_throughput(argv: Sequence[str]) -> int:
     """
     parser = make_parser(
         "rustvllm bench throughput",
-        "Measure offline throughput: prompts handed to LLM.generate all at once; greedy, EOS ignored.",
+        "Measure offline throughput: prompts handed to LLM.generate all at once; greedy unless --n asks for several "
+        "answers, EOS ignored.",
         input_len=128,
         output_len=128,
     )
@@ -57,8 +66,9 @@ def bench_throughput(argv: Sequence[str]) -> int:
         name = args.dataset_name
         make = random_prompts if name == "random" else partial(known_prompts, name)
         prompts = make(llm, args.num_prompts + 1, args.input_len)
-        measure(llm, [prompts.pop()], args.output_len)  # what is done once is not measured
-        report = describe(llm, args) | {"dataset_name": name} | measure(llm, prompts, args.output_len)
+        params = sampling_params(args)
+        measure(llm, [prompts.pop()], params)  # what is done once is not measured
+        report = describe(llm, args) | {"dataset_name": name} | measure(llm, prompts, params)
         if args.compare:
             report["comparison"] = compare(llm, prompts, args)
     finally:
@@ -67,15 +77,14 @@ def bench_throughput(argv: Sequence[str]) -> int:
     return 0
 
 
-def measure(llm: "LLM", prompts: list[Any], output_len: int) -> dict[str, Any]:
+def measure(llm: "LLM", prompts: list[Any], params: SamplingParams) -> dict[str, Any]:
     """All prompts at once."""
-    params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
     before = _draft_counters(llm)
     begin = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     elapsed = time.perf_counter() - begin
     num_input = sum(len(output.prompt_ids) for output in outputs)
-    num_output = sum(len(output.outputs[0].token_ids) for output in outputs)
+    num_output = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
     after = _draft_counters(llm)
     drafts = {name: after[name] - before[name] for name in after}
     return {
@@ -113,7 +122,7 @@ def compare(llm: "LLM", prompts: list[Any], args: argparse.Namespace) -> dict[st
     peer.generate(token_ids[:1], args.output_len, batch_size)
     ours, theirs = [], []
     for _ in range(NUM_TURNS):
-        ours.append(measure(llm, prompts, args.output_len)["output_tokens_per_second"])
+        ours.append(measure(llm, prompts, sampling_params(args))["output_tokens_per_second"])
         seconds, num_drawn = peer.generate(token_ids, args.output_len, batch_size)
         theirs.append(num_drawn / seconds)
     ratios = [one / other for one, other in zip(ours, theirs, strict=True)]

@@ -1,6 +1,7 @@
 """``rustvllm bench throughput``, ``latency`` and ``startup`` over simulated steps."""
 
 import json
+import statistics
 
 import pytest
 
@@ -60,6 +61,36 @@ def test_throughput_of_texts_that_drafts_may_foresee(capsys, name):
 def test_nothing_to_compare_with(capsys):
     assert main(["bench", "throughput", *SIM, "--compare", "transformers"]) != 0
     assert "--executor sim has none" in capsys.readouterr().err
+    assert main(["bench", "throughput", "--device", "cpu", "--compare", "transformers", "--n", "2"]) == 1
+    assert "compares one answer to each prompt, but --n is 2" in capsys.readouterr().err
+
+
+def test_several_answers_to_each_prompt(capsys):
+    lengths = ["--input-len", "20", "--output-len", "6", "--n", "3", "--disable-detokenize"]
+    report = run(capsys, "throughput", *SIM, *lengths, "--num-prompts", "5")
+    assert (report["n"], report["num_requests"], report["total_output_tokens"]) == (3, 5, 5 * 3 * 6)
+    assert report["total_num_tokens"] == 5 * 20 + 5 * 3 * 6
+    report = run(capsys, "latency", *SIM, *lengths, "--batch-size", "2", "--num-iters", "2", "--sim-step-time", "2")
+    assert report["n"] == 3
+    assert min(report["latencies"]) >= 6 * 0.002
+
+
+def test_answers_without_text(capsys, monkeypatch):
+    generate, made = LLM.generate, []
+
+    def note(*args, **options):
+        made.extend(generate(*args, **options))
+        return made
+
+    monkeypatch.setattr(LLM, "generate", note)
+    argv = ["latency", *SIM, "--input-len", "8", "--output-len", "4", "--num-iters", "1", "--num-iters-warmup", "0"]
+    run(capsys, *argv)
+    assert made
+    assert all(output.outputs[0].text for output in made)
+    made.clear()
+    run(capsys, *argv, "--disable-detokenize")
+    assert made
+    assert [output.outputs[0].text for output in made] == [""] * len(made)
 
 
 def test_latency(capsys):
@@ -82,6 +113,7 @@ def test_latency(capsys):
     assert min(report["latencies"]) >= 5 * 0.003 + 176 * 0.0001
     assert report["avg_latency"] == pytest.approx(sum(report["latencies"]) / 3)
     assert report["percentiles"]["50"] == sorted(report["latencies"])[1]
+    assert report["std_latency"] == pytest.approx(statistics.pstdev(report["latencies"]))
     assert main(["bench", "latency", *SIM, *argv]) == 0
     assert capsys.readouterr().out.startswith("Avg latency:")
 
@@ -125,6 +157,9 @@ def test_what_cannot_be_run(capsys, argv, message):
             "measures generated text, but rustvllm-tiny makes embeddings here and generates no text",
         ),
         (["--input-len", "500", "--output-len", "13"], "exceed the model's 512 tokens"),
+        (["--output-json", "/no/such/x"], "cannot write --output-json /no/such/x: No such file or directory"),
+        (["--output-json", "/"], "cannot write --output-json /: Is a directory"),
+        (["--input-len", "8", "--output-json", ""], "cannot write --output-json : Is a directory"),
     ],
 )
 def test_what_the_configuration_rules_out_loads_no_model(monkeypatch, capsys, command, argv, message):
@@ -142,6 +177,8 @@ def test_what_the_configuration_rules_out_loads_no_model(monkeypatch, capsys, co
     ("argv", "message"),
     [
         (["throughput", "--num-prompts", "0"], "must be a whole number between 1 and"),
+        (["throughput", "--n", "0"], "--n: must be a whole number between 1 and"),
+        (["latency", "--num-iters", "nan"], "--num-iters: must be a whole number between 1 and"),
         (["latency", "--batchsize", "3"], "did you mean --batch-size?"),
         (["startup", "--num-iters", "0"], "between 1 and 1000"),
         (["startup", "--executor", "sim"], "unknown argument --executor"),

@@ -1,6 +1,7 @@
 """``rustvllm bench serve``: what it sends, what it reports with which names, and mistakes."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 import rustvllm
 from rustvllm import _core
+from rustvllm.cli.bench.report.serve import KEYS, is_own_key
 from rustvllm.cli.main import main
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -62,6 +64,92 @@ def test_the_report_has_the_names_that_others_have(capsys, serve, tmp_path):
     assert report["machine"]["cores"] >= 1
     assert "rustvllm" in report["versions"]
     assert 0 <= report["mean_ttft_ms"] <= report["mean_e2el_ms"]
+
+
+def test_a_saved_result(capsys, serve, tmp_path):
+    server, folder = serve(WHOLE), tmp_path / "new" / "folder"
+    argv = ["--result-dir", str(folder), "--metadata", "version=1.2", " tp = 2=two ", "--request-rate", "500"]
+    report = run(capsys, server, "--save-result", "--max-concurrency", "2", *argv)
+    [path] = folder.iterdir()
+    assert path.name == f"openai-500.0qps-concurrency2-ready-made-{report['date']}.json"
+    assert json.loads(path.read_text()) == report
+    assert set(report) >= {*VLLM_KEYS, "endpoint_type", "label", "tokenizer_id"}
+    assert (report["version"], report["tp"]) == ("1.2", "2=two")
+    assert set(report).isdisjoint({"ttfts", "itls", "errors"})
+    assert len(path.read_text().splitlines()) == 1
+    run(capsys, server, "--save-result", "--label", "mine", "--model", "org/sub\n/a\tb", *argv[:2])
+    [other] = set(folder.iterdir()) - {path}
+    assert re.fullmatch(r"mine-infqps-a_b-\d{8}-\d{6}\.json", other.name)
+
+
+def test_results_are_appended(capsys, serve, tmp_path):
+    server, path = serve(WHOLE), tmp_path / "runs.json"
+    argv = ["--result-dir", str(tmp_path), "--result-filename", "runs.json", "--append-result"]
+    first = run(capsys, server, *argv)
+    second = run(capsys, server, *argv, "--save-result", "--seed", "7")
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [first, second]
+    path.write_text('{"of": "vLLM"}')  # without the end of its line
+    third = run(capsys, server, *argv)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"of": "vLLM"}, third]
+    path.write_text("")
+    fourth = run(capsys, server, *argv)
+    assert path.read_text() == json.dumps(fourth) + "\n"
+
+
+def test_the_names_of_a_report_are_known(capsys, serve):
+    report = run(capsys, serve(WHOLE), "--goodput", "ttft:1")
+    vllms_details = {
+        "input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors", "generated_texts",
+    }  # fmt: skip
+    assert {key for key in report if not key.endswith("_ms")} == KEYS - vllms_details
+    assert all(is_own_key(key) for key in report)
+    assert not is_own_key("version")
+
+
+@pytest.mark.parametrize(
+    ("argv", "backend", "endpoint"),
+    [
+        ([], "openai", "/v1/completions"),
+        (["--backend", "vllm"], "vllm", "/v1/completions"),
+        (["--backend", "openai-chat"], "openai-chat", "/v1/chat/completions"),
+        (["--endpoint", "/v1/chat/completions"], "openai-chat", "/v1/chat/completions"),
+        (["--backend", "openai", "--endpoint", "/team-1/v1/completions"], "openai", "/team-1/v1/completions"),
+        (["--backend", "openai-chat", "--endpoint", "/chat/completions"], "openai-chat", "/chat/completions"),
+    ],
+)
+def test_backends_and_their_endpoints(capsys, serve, argv, backend, endpoint):
+    server = serve(WHOLE)
+    report = run(capsys, server, *argv)
+    assert (report["backend"], report["endpoint_type"], report["endpoint"]) == (backend, backend, endpoint)
+    assert report["completed"] == len(server.requests) == 4
+    for head, body in server.requests:
+        assert head.startswith(f"POST {endpoint} ")
+        assert ("messages" in body, "prompt" in body) == (backend == "openai-chat", backend != "openai-chat")
+
+
+def test_flags_without_effect_are_named(capsys, serve):
+    argv = ["--base-url", serve(WHOLE).url, "--num-prompts", "1"]
+    flags = ["--result-dir", "x", "--result-filename", "y", "--label", "z", "--metadata", "a=b"]
+    assert main(["bench", "serve", *argv, *flags]) == 0
+    notes = capsys.readouterr().err.splitlines()
+    for flag in ("--result-dir", "--result-filename", "--label", "--metadata"):
+        assert sum(f"{flag} has no effect without --save-result" in note for note in notes) == 1
+    assert main(["bench", "serve", *argv, "--metadata", "--json"]) == 0
+    assert "no effect" not in capsys.readouterr().err
+
+
+def test_answers_of_one_token_have_no_time_between_tokens(capsys, serve):
+    usage = event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 1}})
+    server = serve(HEAD + text_event("a") + usage + event("[DONE]"))
+    report = run(capsys, server, "--metric-percentiles", "50,99.999999")
+    assert (report["completed"], report["total_output_tokens"]) == (4, 4)
+    for name in ("tpot", "itl"):
+        assert [report[f"{kind}_{name}_ms"] for kind in ("mean", "median", "std", "p50", "p99.999999")] == [None] * 5
+    assert report["p99.999999_ttft_ms"] > 0
+    assert main(["bench", "serve", "--base-url", server.url, "--num-prompts", "2"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "Mean TPOT (ms): -" in lines
+    assert "P99 ITL (ms): -" in lines
 
 
 def test_what_is_sent(capsys, serve, monkeypatch):
@@ -193,14 +281,60 @@ def test_the_table_and_its_notes(capsys, serve):
     assert "The number of tokens is unknown of 3 prompts." in text
 
 
-def test_nothing_came_to_its_end(capsys, serve):
+def test_nothing_came_to_its_end(capsys, serve, tmp_path):
     server = serve(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
     assert main(["bench", "serve", "--base-url", server.url, "--num-prompts", "2"]) == 1
     captured = capsys.readouterr()
     assert "none of 2 requests finished; first http_500" in captured.err
     assert len(captured.err.splitlines()) == 1
+    assert "Failed requests:" in captured.out
+    assert not re.search(r"TTFT|TPOT|ITL|E2EL|throughput|0\.00$", captured.out)
     assert main(["bench", "serve", "--base-url", server.url, "--num-prompts", "2", "--warmup", "1"]) == 1
     assert "a warm-up request failed: HTTP status 500" in capsys.readouterr().err
+    path = tmp_path / "result"
+    report = run(capsys, server, "--save-result", "--result-filename", str(path), exit_code=1)
+    assert (report["completed"], report["failed"], report["errors_by_kind"]) == (0, 4, {"http_500": 4})
+    latencies = {key: value for key, value in report.items() if key.endswith("_ms")}
+    assert len(latencies) == 16
+    assert set(latencies.values()) == {None}
+    assert not path.exists()
+    argv = ["--base-url", server.url, "--num-prompts", "2", "--save-result", "--result-filename", str(path)]
+    assert main(["bench", "serve", *argv]) == 1
+    assert f"({path} was not written)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--save-result", "--result-filename", "there"], "there, exists already: give --append-result to add a line"),
+        (["--save-result", "--result-filename", "."], "cannot write the file of the results, {}: Is a directory"),
+        (["--append-result", "--result-filename", "."], "cannot write the file of the results, {}: Is a directory"),
+        (
+            ["--save-result", "--result-dir", "there/x"],
+            "cannot make the folder there/x of the results: Not a directory",
+        ),
+        (["--save-result", "--result-dir", "/proc/x"], "cannot make the folder /proc/x of the results: No such file"),
+        (["--save-result", "--result-filename", "n" * 300], "cannot write the file of the results, nnn"),
+        (["--output-json", "no/such"], "cannot write --output-json no/such: No such file"),
+        (["--metadata", "a=1", "a=2"], "--metadata a is given 2 times; each key may be given once"),
+        (["--metadata", "ttfts=1"], "--metadata ttfts: the report has a ttfts of its own; choose another key"),
+        (["--metadata", "p90_itl_ms=1"], "--metadata p90_itl_ms: the report has a p90_itl_ms of its own"),
+        (["--backend", "openai", "--endpoint", "/v1/chat/completions"], "ends in /completions, and not in /chat"),
+        (["--backend", "openai-chat", "--endpoint", "/v1/completions"], "ends in /chat/completions, for instance"),
+    ],
+)
+def test_nothing_is_sent_before_all_flags_are_good(capsys, serve, tmp_path, monkeypatch, argv, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").write_text("mine")
+    server = serve(WHOLE)
+    assert main(["bench", "serve", "--base-url", server.url, "--num-prompts", "1", *argv]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message.format(".") in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert server.requests == []
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert (tmp_path / "there").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +383,17 @@ def test_what_cannot_be_run(capsys, argv, message):
         (["--metric-percentiles", "many"], "must be numbers from 0 to 100"),
         (["--extra-body", "[]"], "must be a JSON object, got '[]'"),
         (["--request-timeout", "0"], "must be a number of seconds above 0"),
-        (["--endpoint", "/v1/embeddings"], "invalid choice"),
+        (["--endpoint", "/v1/embeddings"], "must be a path that ends in /completions or /chat/completions"),
+        (["--endpoint", "v1/completions"], "must be a path that ends in /completions"),
+        (["--endpoint", "/v1/completions?x=1"], "must be a path that ends in /completions"),
+        (["--endpoint", "/v1/\r\nX: y/completions"], "must be a path that ends in /completions"),
+        (["--backend", "openai-embeddings"], "--backend: must be vllm, openai, openai-chat (only streams of generated"),
+        (["--backend", ""], "--backend: must be vllm, openai, openai-chat"),
+        (["--metadata", "version"], "--metadata: must be KEY=VALUE, for instance version=1.2, got 'version'"),
+        (["--metadata", "=1"], "--metadata: must be KEY=VALUE, for instance version=1.2, got '=1'"),
+        (["--request-rate", "nan"], "must be a number above 0 and at most 1000000, or inf, got 'nan'"),
+        (["--goodput", "ttft:nan"], "must be like ttft:200,tpot:30,e2el:5000"),
+        (["--metric-percentiles", "nan"], "must be numbers from 0 to 100"),
         (["--max-concurency", "3"], "did you mean --max-concurrency?"),
     ],
 )

@@ -9,15 +9,27 @@ from rustvllm.exceptions import ConfigError
 
 
 def check_output(path: str | None) -> None:
-    """Refuse a file that cannot be written before hours are spent on what should be in it.
-
-    What is there stays, and what is not there is not there afterwards: an interrupted run leaves no empty file behind.
+    """Refuse an ``--output-json`` that cannot be written; None: there is none.
 
     Raises:
         ConfigError: Names the file and the reason.
     """
-    if path is None:
-        return
+    if path is not None:
+        check_writable(path, "--output-json")
+
+
+def check_writable(path: str, what: str) -> None:
+    """Refuse a file that cannot be written before hours are spent on what should be in it.
+
+    What is there stays, and what is not there is not there afterwards: an interrupted run leaves no empty file behind.
+
+    Args:
+        path: Of the file.
+        what: Stands before it in the message.
+
+    Raises:
+        ConfigError: Names the file and the reason.
+    """
     file = Path(path)
     try:
         is_new = not file.exists()
@@ -26,7 +38,7 @@ def check_output(path: str | None) -> None:
         if is_new and not file.is_symlink():
             file.unlink()
     except OSError as error:
-        raise ConfigError(f"cannot write --output-json {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot write {what} {path}: {error.strerror}") from error
 
 
 def publish(args: argparse.Namespace, report: dict[str, Any], summary: str) -> None:

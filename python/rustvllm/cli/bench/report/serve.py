@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -16,10 +15,31 @@ METRICS: Final = {
     "e2el": "End-to-end Latency",
 }
 WIDTH: Final = 56
+KEYS: Final = {
+    "date", "backend", "endpoint_type", "label", "base_url", "endpoint", "model_id", "tokenizer_id", "dataset_name",
+    "num_prompts", "request_rate", "burstiness", "max_concurrency", "seed", "duration", "completed", "failed",
+    "total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput", "goodput",
+    "output_throughput", "total_token_throughput", "max_concurrent_requests", "content_events", "events_per_stream",
+    "tokens_per_event", "event_throughput", "output_tokens_from", "requests_without_usage",
+    "requests_of_unknown_input", "errors_by_kind", "error_examples", "bytes_received", "client_cpu_s", "client_load",
+    "machine", "versions", "build_profile", "input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times",
+    "errors", "generated_texts",
+}  # fmt: skip
+"""Names in a report but those of :data:`METRICS`, so that ``--metadata`` cannot hide one."""
+
+
+def is_own_key(key: str) -> bool:
+    """Whether a report has a value of its own under this name, or could with other flags."""
+    return key in KEYS or key.endswith(tuple(f"_{name}_ms" for name in METRICS))
 
 
 def build_report(
-    args: argparse.Namespace, base_url: str, model: str, goodput: Mapping[str, float], measured: Mapping[str, Any]
+    args: argparse.Namespace,
+    base_url: str,
+    model: str,
+    date: str,
+    goodput: Mapping[str, float],
+    measured: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Everything there is to say of a run.
 
@@ -27,6 +47,7 @@ def build_report(
         args: Parsed flags.
         base_url: Of the server.
         model: Asked for.
+        date: When it began.
         goodput: Limits in milliseconds, by metric.
         measured: What ``_core.bench_serve`` returned.
     """
@@ -34,11 +55,15 @@ def build_report(
     input_tokens, output_tokens = measured["total_input_tokens"], measured["total_output_tokens"]
     events, without_usage = measured["content_events"], measured["requests_without_usage"]
     report: dict[str, Any] = {
-        "date": time.strftime("%Y%m%d-%H%M%S"),
-        "backend": "openai",
+        "date": date,
+        "backend": args.backend,
+        "endpoint_type": args.backend,
+        "label": args.label,
         "base_url": base_url,
         "endpoint": args.endpoint,
         "model_id": model,
+        "tokenizer_id": args.tokenizer,
+        **dict(args.metadata),
         "dataset_name": args.dataset_name,
         "num_prompts": args.num_prompts,
         "request_rate": args.request_rate if math.isfinite(args.request_rate) else "inf",
@@ -81,10 +106,16 @@ def build_report(
     return report
 
 
-def _metric(name: str, values: Mapping[str, Any], percentiles: Sequence[float]) -> dict[str, float]:
+def _metric(name: str, values: Mapping[str, Any], percentiles: Sequence[float]) -> dict[str, float | None]:
+    """Of no number at all, nothing is known: no time is 0 because no request has it."""
     metric = {f"{kind}_{name}": values[kind] for kind in ("mean", "median", "std")}
     numbers = zip(percentiles, values["percentiles"], strict=True)
-    return metric | {f"p{at:g}_{name}": value for at, value in numbers}
+    metric |= {f"p{_plain(at)}_{name}": value for at, value in numbers}
+    return metric if values["count"] else dict.fromkeys(metric)
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else str(number)
 
 
 def summary(report: Mapping[str, Any], metrics: Sequence[str], percentiles: Sequence[float]) -> str:
@@ -92,7 +123,7 @@ def summary(report: Mapping[str, Any], metrics: Sequence[str], percentiles: Sequ
     lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}"]
 
     def add(label: str, value: object) -> None:
-        text = f"{value:.2f}" if isinstance(value, float) else str(value)
+        text = f"{value:.2f}" if isinstance(value, float) else "-" if value is None else str(value)
         lines.append(f"{label:<40} {text:>{WIDTH - 41}}")
 
     add("Successful requests:", report["completed"])
@@ -104,6 +135,8 @@ def summary(report: Mapping[str, Any], metrics: Sequence[str], percentiles: Sequ
     if report["request_rate"] != "inf":
         add("Request rate configured (RPS):", report["request_rate"])
     add("Benchmark duration (s):", report["duration"])
+    if not report["completed"]:
+        return "\n".join([*lines, "=" * WIDTH])  # nothing else is known
     add("Total input tokens:", report["total_input_tokens"])
     add("Total generated tokens:", report["total_output_tokens"])
     add("Request throughput (req/s):", report["request_throughput"])
@@ -118,7 +151,7 @@ def summary(report: Mapping[str, Any], metrics: Sequence[str], percentiles: Sequ
         add(f"Mean {name.upper()} (ms):", report[f"mean_{name}_ms"])
         add(f"Median {name.upper()} (ms):", report[f"median_{name}_ms"])
         for at in percentiles:
-            add(f"P{at:g} {name.upper()} (ms):", report[f"p{at:g}_{name}_ms"])
+            add(f"P{_plain(at)} {name.upper()} (ms):", report[f"p{_plain(at)}_{name}_ms"])
     lines.append("=" * WIDTH)
     notes = []
     if report["requests_without_usage"]:
