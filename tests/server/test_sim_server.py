@@ -68,10 +68,10 @@ def test_a_load_is_served_and_measured(server, endpoint):
     assert load["num_running"] == load["num_waiting"] == 0
 
 
-def test_a_result_of_chats_is_saved(server, tmp_path):
+def test_a_result_of_chats_is_saved_with_details(server, tmp_path):
     report = bench(
         server, "--backend", "openai-chat", "--num-prompts", "12", "--max-concurrency", "3", "--random-input-len", "10",
-        "--random-output-len", "9", "--ignore-eos", "--save-result", "--result-dir", str(tmp_path),
+        "--random-output-len", "9", "--ignore-eos", "--save-result", "--save-detailed", "--result-dir", str(tmp_path),
         "--metadata", "build=nightly", "--goodput", "ttft:60000", "e2el:60000",
     )  # fmt: skip
     [path] = tmp_path.iterdir()
@@ -79,7 +79,11 @@ def test_a_result_of_chats_is_saved(server, tmp_path):
     assert json.loads(path.read_text()) == report
     assert (report["completed"], report["backend"], report["build"]) == (12, "openai-chat", "nightly")
     assert report["request_goodput"] == report["request_throughput"] > 0
-    assert report["total_output_tokens"] == 12 * 9
+    assert report["output_lens"] == [9] * 12
+    assert sum(report["input_lens"]) == report["total_input_tokens"] > 0
+    assert report["errors"] == [""] * 12
+    assert report["start_times"] == sorted(report["start_times"])
+    assert min(report["ttfts"]) > 0
 
 
 def test_a_load_that_is_refused_leaves_no_result(server, tmp_path):

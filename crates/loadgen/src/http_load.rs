@@ -248,7 +248,9 @@ impl<'a> Run<'a> {
         }
         progress.start_phase(false);
         let measured = self.phase(&client, progress, options.num_requests, false).await?;
-        Ok(HttpLoadReport::of(measured.totals, &measured.records, &options.percentiles, options.goodput))
+        let report =
+            HttpLoadReport::of(measured.totals, &measured.records, &options.percentiles, options.goodput);
+        Ok(HttpLoadReport { records: measured.records, ..report })
     }
 
     /// Send `count` requests, each at its time, and wait for all.
@@ -286,7 +288,9 @@ impl<'a> Run<'a> {
             let (open, path, timeout) = (Rc::clone(&open), Rc::clone(&path), options.timeout);
             tokio::task::spawn_local(async move {
                 let exchange = Exchange { client: &client, path: &path, timeout, progress: &progress };
-                let record = exchange.run(body, request.num_prompt_tokens).await;
+                let sent = start.elapsed();
+                let exchanged = exchange.run(body, request.num_prompt_tokens).await;
+                let record = Record { number: index, sent, ..exchanged };
                 progress.add_request(record.failure.is_some());
                 records.borrow_mut().push(record);
                 open.set(open.get() - 1);
@@ -300,7 +304,9 @@ impl<'a> Run<'a> {
             max_concurrent_requests: max_open,
             client_cpu: thread_cpu().saturating_sub(cpu_before),
         };
-        Ok(Phase { records: records.take(), totals })
+        let mut records = records.take();
+        records.sort_unstable_by_key(|record| record.number); // they came as they ended
+        Ok(Phase { records, totals })
     }
 }
 

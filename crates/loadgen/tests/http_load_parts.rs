@@ -183,6 +183,8 @@ fn distributions_are_those_of_numpy() {
 fn a_report_counts_tokens_events_and_failures() {
     let milliseconds = Duration::from_millis;
     let whole = Record {
+        number: 0,
+        sent: milliseconds(1),
         first_token: milliseconds(10),
         end: milliseconds(50),
         gaps_ns: vec![30_000_000],

@@ -65,6 +65,7 @@ def bench_serve(
     goodput_e2el_ms: float | None = None,
     api_key: str | None = None,
     progress: Callable[[int, int, int, bool], object] | None = None,
+    detailed: bool = False,
 ) -> dict[str, Any]:
     """Send ``num_prompts`` requests to an OpenAI-compatible server over HTTP and time their streams.
 
@@ -76,8 +77,11 @@ def bench_serve(
     warm-up still.
 
     Returns counts, seconds and, for ttft, tpot, itl, e2el (ms) and events_per_stream, a dict with count, mean, median,
-    std, min, max and percentiles; ``docs/benchmarks.md`` explains each. Raises ``ConnectionError`` without a server,
-    TraceError, or ``ValueError`` naming the value and the limit. Releases the interpreter; Ctrl-C ends it.
+    std, min, max and percentiles; ``docs/benchmarks.md`` explains each. ``detailed`` adds ``requests``, in the order
+    in which they were sent: each a dict with ``sent`` (seconds from the run's start), ``ttft`` and ``itl``
+    (seconds; 0 and none of one that failed), ``input_tokens`` (None if unknown), ``output_tokens`` and ``error`` (empty
+    of a whole answer). Raises ``ConnectionError`` without a server, TraceError, or ``ValueError`` naming the value and
+    the limit. Releases the interpreter; Ctrl-C ends it.
     """
 
 def served_model(base_url: str, *, api_key: str | None = None) -> str:

@@ -66,9 +66,13 @@ impl Failure {
     }
 }
 
-/// One request. Times are from when it was sent.
+/// One request. Times are from when it was sent, but for `sent`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Record {
+    /// Its place among the requests of its run, from 0.
+    pub number: usize,
+    /// When it was sent, from the run's start.
+    pub sent: Duration,
     /// Until the first event with text.
     pub first_token: Duration,
     /// Until the last event with a choice.

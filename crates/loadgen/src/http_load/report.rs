@@ -114,6 +114,8 @@ pub struct HttpLoadReport {
     pub bytes_received: u64,
     /// Processor time of the thread that makes the load, while it was measured.
     pub client_cpu: Duration,
+    /// Every request, in the order in which they were sent; none where only their numbers were given.
+    pub records: Vec<Record>,
 }
 
 fn milliseconds(time: Duration) -> f64 {
@@ -157,6 +159,7 @@ impl HttpLoadReport {
             max_concurrent_requests: totals.max_concurrent_requests,
             bytes_received: sum(|record| record.num_bytes),
             client_cpu: totals.client_cpu,
+            records: Vec::new(),
         }
     }
 

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use loadgen::{
     HttpLoadError, HttpLoadOptions, Trace, TraceFormat,
-    http_load::{self, Distribution, Goodput, Prompts, RandomPrompts, Rate, TextPrompt, Vocabulary},
+    http_load::{self, Distribution, Goodput, Prompts, RandomPrompts, Rate, Record, TextPrompt, Vocabulary},
 };
 use pyo3::{
     exceptions::{PyConnectionError, PyValueError},
@@ -68,7 +68,7 @@ fn prompts(
 #[pyo3(signature = (base_url, endpoint, fields, *, num_prompts, random=None, texts=None, trace=None, vocab_size=None,
     request_rate=None, burstiness=1.0, as_recorded=false, max_concurrency=None, num_warmups=0, seed=0, timeout_s=3600.0,
     percentiles=vec![99.0], goodput_ttft_ms=None, goodput_tpot_ms=None, goodput_e2el_ms=None, api_key=None,
-    progress=None))]
+    progress=None, detailed=false))]
 #[expect(clippy::too_many_arguments, reason = "keyword-only in Python")]
 fn bench_serve(
     py: Python<'_>,
@@ -93,6 +93,7 @@ fn bench_serve(
     goodput_e2el_ms: Option<f64>,
     api_key: Option<String>,
     progress: Option<Py<PyAny>>,
+    detailed: bool,
 ) -> PyResult<Bound<'_, PyDict>> {
     let timeout = Duration::try_from_secs_f64(timeout_s)
         .map_err(|error| PyValueError::new_err(format!("timeout_s is {timeout_s}: {error}")))?;
@@ -159,6 +160,25 @@ fn bench_serve(
     for (name, distribution) in distributions {
         dict.set_item(name, as_dict(py, distribution)?)?;
     }
+    if detailed {
+        let requests: Vec<_> =
+            report.records.iter().map(|record| request_as_dict(py, record)).collect::<PyResult<_>>()?;
+        dict.set_item("requests", requests)?;
+    }
+    Ok(dict)
+}
+
+/// One request; of one that failed, no times and tokens but when it was sent.
+fn request_as_dict<'py>(py: Python<'py>, record: &Record) -> PyResult<Bound<'py, PyDict>> {
+    let is_whole = record.failure.is_none();
+    let gaps = if is_whole { record.gaps_ns.as_slice() } else { &[] };
+    let dict = PyDict::new(py);
+    dict.set_item("sent", record.sent.as_secs_f64())?;
+    dict.set_item("input_tokens", record.num_prompt_tokens)?;
+    dict.set_item("output_tokens", if is_whole { record.output_tokens() } else { 0 })?;
+    dict.set_item("ttft", if is_whole { record.first_token.as_secs_f64() } else { 0.0 })?;
+    dict.set_item("itl", gaps.iter().map(|&gap| gap as f64 / 1e9).collect::<Vec<_>>())?;
+    dict.set_item("error", record.failure.as_ref().map_or_else(String::new, ToString::to_string))?;
     Ok(dict)
 }
 

@@ -245,6 +245,9 @@ def _add_report_args(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="its name (default: LABEL-RATEqps[-concurrencyN]-MODEL-DATE.json)",
     )
+    group.add_argument(
+        "--save-detailed", action="store_true", help="put the times and tokens of each request into the report"
+    )
     group.add_argument("--label", metavar="TEXT", help="begins the name of the file (default: --backend)")
     group.add_argument(
         "--metadata",
@@ -291,6 +294,8 @@ def bench_serve(argv: Sequence[str]) -> int:
         results.check()
     _note_what_has_no_effect(args)
     options = _data_set(args, base_url, model, api_key)
+    if args.save_detailed:
+        options["detailed"] = True
     fields = {
         "model": model,
         "temperature": args.temperature,
@@ -369,11 +374,13 @@ def _note_what_has_no_effect(args: argparse.Namespace) -> None:
     is_saved = args.save_result or args.append_result
     is_shown = is_saved or args.json or args.output_json is not None
     without_file = {"--result-dir": args.result_dir, "--result-filename": args.result_filename, "--label": args.label}
+    without_report = {"--metadata": args.metadata, "--save-detailed": args.save_detailed}
     for flag, given in without_file.items():
         if given and not is_saved:
             _note(f"{flag} has no effect without --save-result or --append-result")
-    if args.metadata and not is_shown:
-        _note("--metadata has no effect without --save-result, --append-result, --output-json or --json")
+    for flag, given in without_report.items():
+        if given and not is_shown:
+            _note(f"{flag} has no effect without --save-result, --append-result, --output-json or --json")
 
 
 def _check_data_set(args: argparse.Namespace) -> None:

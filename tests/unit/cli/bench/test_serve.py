@@ -96,12 +96,26 @@ def test_results_are_appended(capsys, serve, tmp_path):
     assert path.read_text() == json.dumps(fourth) + "\n"
 
 
+def test_details_of_each_request(capsys, serve, tmp_path):
+    server = serve(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", WHOLE)
+    argv = ["--max-concurrency", "1", "--vocab-size", "0", "--result-dir", str(tmp_path), "--result-filename", "r"]
+    report = run(capsys, server, *argv, "--save-result", "--save-detailed")
+    assert json.loads((tmp_path / "r").read_text()) == report
+    assert (report["completed"], report["failed"]) == (3, 1)
+    assert report["input_lens"] == [None, 5, 5, 5]  # words, which the server counts
+    assert report["output_lens"] == [0, 6, 6, 6]
+    assert [len(gaps) for gaps in report["itls"]] == [0, 1, 1, 1]
+    assert report["errors"] == ["HTTP status 503: ", "", "", ""]
+    assert report["ttfts"][0] == 0
+    assert 1000 * sum(report["ttfts"][1:]) / 3 == pytest.approx(report["mean_ttft_ms"])
+    starts, firsts = report["start_times"], report["ttfts"]
+    assert all(start + first <= after for start, first, after in zip(starts, firsts, starts[1:], strict=False))
+    assert 0 <= starts[0] <= starts[-1] <= report["duration"]
+
+
 def test_the_names_of_a_report_are_known(capsys, serve):
-    report = run(capsys, serve(WHOLE), "--goodput", "ttft:1")
-    vllms_details = {
-        "input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors", "generated_texts",
-    }  # fmt: skip
-    assert {key for key in report if not key.endswith("_ms")} == KEYS - vllms_details
+    report = run(capsys, serve(WHOLE), "--save-detailed", "--goodput", "ttft:1")
+    assert {key for key in report if not key.endswith("_ms")} == KEYS - {"generated_texts"}
     assert all(is_own_key(key) for key in report)
     assert not is_own_key("version")
 
@@ -129,10 +143,10 @@ def test_backends_and_their_endpoints(capsys, serve, argv, backend, endpoint):
 
 def test_flags_without_effect_are_named(capsys, serve):
     argv = ["--base-url", serve(WHOLE).url, "--num-prompts", "1"]
-    flags = ["--result-dir", "x", "--result-filename", "y", "--label", "z", "--metadata", "a=b"]
+    flags = ["--result-dir", "x", "--result-filename", "y", "--label", "z", "--metadata", "a=b", "--save-detailed"]
     assert main(["bench", "serve", *argv, *flags]) == 0
     notes = capsys.readouterr().err.splitlines()
-    for flag in ("--result-dir", "--result-filename", "--label", "--metadata"):
+    for flag in ("--result-dir", "--result-filename", "--label", "--metadata", "--save-detailed"):
         assert sum(f"{flag} has no effect without --save-result" in note for note in notes) == 1
     assert main(["bench", "serve", *argv, "--metadata", "--json"]) == 0
     assert "no effect" not in capsys.readouterr().err

@@ -22,7 +22,7 @@ KEYS: Final = {
     "output_throughput", "total_token_throughput", "max_concurrent_requests", "content_events", "events_per_stream",
     "tokens_per_event", "event_throughput", "output_tokens_from", "requests_without_usage",
     "requests_of_unknown_input", "errors_by_kind", "error_examples", "bytes_received", "client_cpu_s", "client_load",
-    "machine", "versions", "build_profile", "input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times",
+    "machine", "versions", "build_profile", "input_lens", "output_lens", "ttfts", "itls", "start_times",
     "errors", "generated_texts",
 }  # fmt: skip
 """Names in a report but those of :data:`METRICS`, so that ``--metadata`` cannot hide one."""
@@ -103,7 +103,22 @@ def build_report(
         "versions": versions(),
         "build_profile": _core.build_profile,
     }  # fmt: skip
+    if "requests" in measured:
+        report |= _of_each(measured["requests"])
     return report
+
+
+def _of_each(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Lists with a value per request, in the order in which they were sent; times in seconds."""
+    names = {
+        "input_lens": "input_tokens",
+        "output_lens": "output_tokens",
+        "ttfts": "ttft",
+        "itls": "itl",
+        "start_times": "sent",
+        "errors": "error",
+    }
+    return {theirs: [request[ours] for request in requests] for theirs, ours in names.items()}
 
 
 def _metric(name: str, values: Mapping[str, Any], percentiles: Sequence[float]) -> dict[str, float | None]:
