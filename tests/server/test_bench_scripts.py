@@ -50,6 +50,17 @@ def test_fair_sharing(run):
     assert found["small_requests"] > 0
 
 
+def test_hostile_crowd(run):
+    report = run("hostile_crowd.py", "--connections", "62", "--crowds", "1")
+    (crowd,) = report["crowds"]
+    assert (crowd["hung"], crowd["failed"]) == ([], [])
+    assert len(crowd["statuses"]) == 31
+    assert crowd["statuses"]["good"] == {"200": 2}
+    assert crowd["statuses"]["a million stop strings"] == {"413": 2}
+    assert crowd["during"]["inter_token_ms"]["count"] > 0
+    assert crowd["during"]["health_failures"] == 0
+
+
 def test_idle_cost(run):
     report = run("idle_cost.py", "--turns", "1", "--seconds", "0.5", "--", "--executor", "sim")
     assert {mode: runs[0]["exit_code"] for mode, runs in report["runs"].items()} == {"process": 0, "thread": 0}
