@@ -235,12 +235,15 @@ mod tests {
         let sample = Arc::new(Sample::new());
         let job = CompileJob { key: RequestKey(1), spec: spec(), sample: sample.clone(), ignores_eos: false };
         let run = || job.run(&vocabulary, &Mutex::new(Cache::default()), &room);
-        assert!(matches!(run(), Err(GrammarError::Refused(_))), "it gets as far as the vocabulary");
+        assert!(
+            matches!(run(), Err(GrammarError::UnreadableTokenizer(_))),
+            "it gets as far as the vocabulary"
+        );
         let mut others = Charge::new(room.clone());
         assert!(others.set(MAX_MATCHER_BYTES), "alone they may have it all");
         assert_eq!(run(), Err(GrammarError::NoRoom));
         drop(others);
-        assert!(matches!(run(), Err(GrammarError::Refused(_))));
+        assert!(matches!(run(), Err(GrammarError::UnreadableTokenizer(_))));
     }
 
     #[test]
