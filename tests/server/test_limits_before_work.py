@@ -1,6 +1,7 @@
 """Counts and sizes are checked before work: what a request holds is bounded, and nothing of it holds the event loop."""
 
 import json
+import re
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ from loop_watch import never_long
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.sampling_params import SamplingParams
 from rustvllm.server.endpoints import tokenization
+from rustvllm.server.errors import BadRequestError
 from rustvllm.server.schemas.protocol import CompletionRequest
 from rustvllm.server.schemas.request_body import parse_request
 from rustvllm.server.state import ServerSettings
@@ -196,6 +198,34 @@ async def test_a_body_of_brackets_is_refused_before_anything_is_made_of_it():
         assert_error(await client.post(COMPLETIONS, json=body), 400, "BadRequestError", says=("200002", "131072"))
         brackets_in_texts = {"prompt": "a", "user": '[{"\\' * 200_000, "max_tokens": 1}
         assert (await client.post(COMPLETIONS, json=brackets_in_texts)).status_code == 200
+
+
+class Unparsed(CompletionRequest):
+    """A request whose body must not be parsed."""
+
+    @classmethod
+    def model_validate_json(cls, *_, **__):
+        raise AssertionError("it was parsed")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"prompt": "a", "stop": ["s"] * 1_000_000}, "stop has 1000000 entries; the limit is 1024"),
+        ({"prompt": "a", "bad_words": numbered()}, "the limit is 4096"),
+        ({"prompt": filled(200)}, "prompt has 1676902 entries; the limit is 1048576"),
+        ({"prompt": "a", "logit_bias": dict.fromkeys(map(str, range(600_000)), 1)}, "the limit is 524288"),
+        ({"prompt": "a", "logit_bias": {"1": [{}] * 80_000}}, "more than 65536 values in logit_bias"),
+        ({"prompt": "a", "messages": [USER] * 100_000}, "more than 65536 values in messages"),
+        ({"prompt": "a", "messages": [[1, 2]] * 60_000}, "more than 65536 values in messages"),
+        ({"prompt": [{}] * 70_000}, "more than 65536 values in prompt"),
+        ({**dict.fromkeys(numbered(2_000_000), 1), "prompt": "a"}, "more than 65536 values in w255"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_values_are_counted_before_any_is_made(body, says):
+    with pytest.raises((InvalidRequestError, BadRequestError), match=re.escape(says)):
+        parse_request(json.dumps(body).encode(), Unparsed)
 
 
 class CountingTokenizer(FakeTokenizer):

@@ -6,6 +6,7 @@
 //! * [`StopChecker`]: looks for stop strings in new text only, and holds back the longest possible partial match.
 //! * [`TurnParser`]: splits text into content, reasoning and tool calls; [`TurnEvents`] renders them as the events of a
 //!   chat stream, [`ResponseEvents`] as those of a response; [`CallGrammar`]: a grammar that tool calls obey.
+//! * [`count_body_values`]: what a request's fields hold, before it is parsed.
 //! * [`OutputProcessor`]: detokenizer and stop strings for all requests of a front end; reads the scheduler's records.
 //!
 //! Nothing here knows Python or touches the network, and no input makes it panic.
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod answer_ids;
+mod body_values;
 mod char_boundary;
 mod custom_input;
 mod delivery;
@@ -24,7 +26,6 @@ mod logprobs;
 mod outbox;
 mod output_processor;
 mod response_events;
-mod response_item;
 mod shared_bytes;
 mod stop_checker;
 mod token_pieces;
@@ -33,6 +34,7 @@ mod tokenizer_pool;
 mod turn;
 mod turn_events;
 
+pub use body_values::{FieldValues, MAX_COUNTED_FIELDS, count_body_values};
 pub use char_boundary::floor_char_boundary;
 pub use custom_input::custom_input;
 pub use delivery::{Delivery, EventBatch};

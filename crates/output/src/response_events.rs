@@ -1,5 +1,7 @@
 //! `ResponseEvents`: one answer as the numbered events of the Responses API.
 
+mod item;
+
 use std::collections::HashSet;
 use std::io::Write;
 use std::mem::take;
@@ -7,7 +9,7 @@ use std::sync::Arc;
 
 use crate::answer_ids::new_call_id;
 use crate::custom_input::custom_input;
-use crate::response_item::{ItemKind, OpenItem, Said};
+use crate::response_events::item::{ItemKind, OpenItem, Said};
 use crate::shared_bytes::SharedBytes;
 use crate::turn::{CallIds, TurnEvent, TurnParser, TurnReading};
 

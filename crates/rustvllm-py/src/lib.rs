@@ -51,6 +51,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     spare_memory::register();
     request::grammar_spec::register(module)?;
     request::token_ids::register(module)?;
+    text::body_values::register(module)?;
     text::tokenizer::register(module)?;
     text::tokenizer_pool::register(module)?;
     text::stop_strings::register(module)?;

@@ -1,5 +1,6 @@
 //! Text and tokens, and what is read from a model's text, for Python.
 
+pub(crate) mod body_values;
 pub(crate) mod output_processor;
 pub(crate) mod response_events;
 pub(crate) mod stop_strings;

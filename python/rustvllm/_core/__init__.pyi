@@ -60,6 +60,7 @@ from rustvllm._core._step_channel import StepWriter as StepWriter
 from rustvllm._core._tokenizer import TokenIds as TokenIds
 from rustvllm._core._tokenizer import Tokenizer as Tokenizer
 from rustvllm._core._tokenizer import TokenizerPool as TokenizerPool
+from rustvllm._core._tokenizer import count_body_values as count_body_values
 from rustvllm._core._turn import (
     ByteSlices,
     ResponseEvents,
@@ -122,6 +123,7 @@ __all__ = [
     "bench_step",
     "bench_trace",
     "build_profile",
+    "count_body_values",
     "custom_input",
     "draw_kernel",
     "draw_token_ids",

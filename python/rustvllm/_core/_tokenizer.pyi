@@ -70,3 +70,12 @@ class TokenizerPool:
     @property
     def num_waiting_bytes(self) -> int:
         """Bytes of the texts that wait and are worked on."""
+
+def count_body_values(body: bytes) -> list[tuple[str, int, int, int]] | None:
+    """What the fields of a JSON object hold, counted without the interpreter and without making any of it.
+
+    Returns:
+        Of each field in its order: its name, its values at any depth with itself, and how many of these are objects
+        and lists; the fields behind the 256th count as the last one's. None: ``body`` is not one. Whether it is JSON
+        at all is for its parser to say.
+    """

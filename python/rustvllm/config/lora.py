@@ -15,6 +15,7 @@ from rustvllm.config.checkpoint.gguf_file import is_gguf
 from rustvllm.config.checkpoint.quantized_folders import read_quantization
 from rustvllm.config.hub.adapters import CONFIG_NAME, PICKLES, WEIGHTS_NAME, fetch_adapter, is_hub_name
 from rustvllm.exceptions import ConfigError
+from rustvllm.parameter_checks import shown
 
 if TYPE_CHECKING:
     from rustvllm.config.engine_config import EngineConfig
@@ -205,15 +206,15 @@ def check_adapter_name(name: object) -> None:
         ConfigError: Says what a name may be.
     """
     if not isinstance(name, str) or not name or len(name) > MAX_NAME_CHARACTERS:
-        raise ConfigError(f"an adapter's name must have 1 to {MAX_NAME_CHARACTERS} characters, got {name!r:.100}")
+        raise ConfigError(f"an adapter's name must have 1 to {MAX_NAME_CHARACTERS} characters, got {shown(name)}")
     if not name.isprintable() or name != name.strip() or "=" in name:
         raise ConfigError(
-            f"an adapter's name must be printable, without = and without spaces around it, got {name!r:.100}"
+            f"an adapter's name must be printable, without = and without spaces around it, got {shown(name)}"
         )
     if any(part in ("", ".", "..") for part in name.split("/")):
         raise ConfigError(
             "an adapter's name may contain slashes, but the parts between them must not be empty, . or .., got "
-            f"{name!r:.100}"
+            f"{shown(name)}"
         )
 
 

@@ -11,7 +11,7 @@ from rustvllm.engine.request.core_request import EngineParams
 from rustvllm.engine.request.images import read_media
 from rustvllm.engine.request.pooling import num_appended_tokens
 from rustvllm.exceptions import InvalidRequestError
-from rustvllm.parameter_checks import is_valid_unicode
+from rustvllm.parameter_checks import is_valid_unicode, shown
 from rustvllm.text.tokenizer import Tokenizer, max_token_chars
 
 PROMPT_KEYS = frozenset(
@@ -136,7 +136,7 @@ def read_prompt(prompt: object) -> GivenPrompt:
         raise InvalidRequestError("a prompt dict needs 'prompt' or 'prompt_token_ids'", "prompt")
     special = prompt.get("add_special_tokens", True)
     if not isinstance(special, bool):
-        raise InvalidRequestError(f"add_special_tokens must be True or False, got {special!r:.80}", "prompt")
+        raise InvalidRequestError(f"add_special_tokens must be True or False, got {shown(special)}", "prompt")
     media = prompt.get("multi_modal_data")
     images = () if media is None else read_media(media)
     return GivenPrompt(text, ids, salt, special, prompt.get("prediction"), images)
@@ -150,7 +150,7 @@ def _check_cache_salt(salt: object) -> None:
         or not is_valid_unicode(salt)
     ):
         raise InvalidRequestError(
-            f"cache_salt must be 1 to 128 characters without '@', '/', '\\' and NUL, got {salt!r:.80}",
+            f"cache_salt must be 1 to 128 characters without '@', '/', '\\' and NUL, got {shown(salt)}",
             "cache_salt",
         )
 

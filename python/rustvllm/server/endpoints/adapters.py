@@ -146,13 +146,13 @@ def _folder_below(root: Path, given: str) -> Path | None:
     except InvalidRequestError:  # a ValueError, too
         raise
     except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, a NUL
-        raise InvalidRequestError(f"lora_path {given!r:.200} cannot be read: {error}.", "lora_path") from None
+        raise InvalidRequestError(f"lora_path {given[:200]!r} cannot be read: {error}.", "lora_path") from None
     return folder
 
 
 def _outside(given: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"lora_path {given!r:.200} is outside the folder of --lora-root; the server only loads adapters from inside "
+        f"lora_path {given[:200]!r} is outside the folder of --lora-root; the server only loads adapters from inside "
         "it.",
         "lora_path",
     )

@@ -23,6 +23,8 @@ MAX_MESSAGES = 8192
 """Most messages of a conversation."""
 MAX_FREE_VALUES = 1 << 16
 """Most JSON values of a body in the fields that have no shape of their own: tools, parts, variables, unknown ones."""
+MAX_IDS = 1 << 20
+"""Most token ids or texts of a field that holds such, over all its prompts."""
 MAX_CONTAINERS = 1 << 17
 """Most lists and objects of a body, counted before anything is made of it."""
 FEW_IDS = 4096

@@ -7,20 +7,22 @@ on the event loop, and with a large one in a thread.
 import asyncio
 import codecs
 import json
-import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from rustvllm.exceptions import InvalidRequestError
 from rustvllm.logger import init_logger
+from rustvllm.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from rustvllm.sampling_params.table import SAMPLING_LISTS
 from rustvllm.server.errors import BadRequestError, ClientDisconnectedError, UnsupportedEncodingError
 from rustvllm.server.schemas.field_errors import field_error, shortened
-from rustvllm.server.schemas.protocol import MAX_CONTAINERS, MAX_FREE_VALUES
+from rustvllm.server.schemas.protocol import MAX_CONTAINERS, MAX_FREE_VALUES, MAX_IDS
 from rustvllm.server.schemas.refusals import Refusals
+from rustvllm.text.body_values import FieldValues, count_body_values
 
 logger = init_logger(__name__)
 
@@ -34,9 +36,16 @@ _PARSE_OFF_LOOP_BYTES = 64 << 10
 _MAX_NAMES_LOGGED = 256
 _logged_names: set[str] = set()
 _BODY_SIZE = "rustvllm.body_size"
-_JSON_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_SHAPED = frozenset({"prompt", "input", "tokens", "stop", "stop_token_ids", *SAMPLING_LISTS})
-"""Fields with limits of their own."""
+_MAX_ITEMS = {
+    **dict.fromkeys(("prompt", "input", "tokens"), MAX_IDS),
+    **dict.fromkeys(("stop", "stop_sequences"), MAX_STOP_STRINGS),
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    **{name: row.max_entries for name, row in SAMPLING_LISTS.items()},
+}
+"""Fields with limits of their own: most entries, at any depth."""
+_MAPS = frozenset(name for name, row in SAMPLING_LISTS.items() if row.kind == "biases")
+_parser = ThreadPoolExecutor(1, "body-parser")
+"""Parses large bodies one at a time: each holds the interpreter to its end, and others get their turn between two."""
 
 
 async def read_request(request: Request, model: type[RequestModel]) -> RequestModel:
@@ -67,7 +76,7 @@ async def read_request(request: Request, model: type[RequestModel]) -> RequestMo
         raise ClientDisconnectedError from None
     request.scope[_BODY_SIZE] = len(body)
     if len(body) > _PARSE_OFF_LOOP_BYTES:
-        return await asyncio.to_thread(parse_request, body, model)
+        return await asyncio.get_running_loop().run_in_executor(_parser, parse_request, body, model)
     return parse_request(body, model)
 
 
@@ -91,17 +100,17 @@ def parse_request(body: bytes, model: type[RequestModel]) -> RequestModel:
     body = body.removeprefix(codecs.BOM_UTF8)  # some editors put it before a file's text
     if not body.strip():
         raise BadRequestError("The body is empty; send a JSON object.")
-    _check_num_containers(body)
+    if len(body) > 2 * MAX_FREE_VALUES:  # a value takes two characters at least
+        fields = count_body_values(body)
+        _check_num_containers(fields)
+        _check_num_values(fields)
     try:
-        request = _validated(body, model)
+        return _validated(body, model)
     except ValidationError as exc:
         # from None: the cause would drag the whole body through tracebacks and logs.
         raise _as_request_error(exc) from None
     except RecursionError:
         raise BadRequestError("The body is nested too deeply.") from None
-    if len(body) > 2 * MAX_FREE_VALUES:  # a value takes two characters at least
-        _check_num_values(request)
-    return request
 
 
 def _validated(body: bytes, model: type[RequestModel]) -> RequestModel:
@@ -145,45 +154,31 @@ def refuse_unbuilt(request: BaseModel, refusals: Refusals) -> None:
             logger.warning("ignoring the unknown request field %.64r (logged once)", name)
 
 
-def _check_num_containers(body: bytes) -> None:
+def _check_num_containers(fields: list[FieldValues]) -> None:
     """Refuse a body that is mostly brackets: each costs a hundred times what its two characters do."""
-    if body.count(b"[") + body.count(b"{") <= MAX_CONTAINERS:
-        return
-    bare = _JSON_STRING.sub(b"", body)
-    count = bare.count(b"[") + bare.count(b"{")
+    count = 1 + sum(field.num_objects + field.num_lists for field in fields)
     if count > MAX_CONTAINERS:
         raise BadRequestError(
             f"The body has {count} lists and objects; the limit is {MAX_CONTAINERS}: split it into several requests."
         )
 
 
-def _check_num_values(request: BaseModel) -> None:
-    """Refuse more values than what reads them, and frees them, gets through in a few milliseconds."""
+def _check_num_values(fields: list[FieldValues]) -> None:
+    """Refuse more values than what parses, reads and frees them gets through in a few milliseconds."""
     left = MAX_FREE_VALUES
-    for name, value in {**request.__dict__, **(request.model_extra or {})}.items():
-        if name in _SHAPED and not _holds_objects(value):
+    for field in fields:
+        shown, most = field.name[:64], _MAX_ITEMS.get(field.name)
+        if most is not None and field.num_objects == (field.name in _MAPS):
+            if (count := field.num_values - 1) > most:
+                raise InvalidRequestError(f"{shown} has {count} entries; the limit is {most}: send fewer.", shown)
             continue
-        waiting = [value]
-        while waiting and left >= 0:
-            item = waiting.pop()
-            if isinstance(item, BaseModel):
-                waiting += item.__dict__.values()
-                item = item.model_extra or {}
-            if isinstance(item, dict | list):
-                left -= len(item)
-                if left >= 0:
-                    waiting += item.values() if isinstance(item, dict) else item
+        left -= field.num_values
         if left < 0:
             raise InvalidRequestError(
-                f"The body has more than {MAX_FREE_VALUES} values in {str(name)[:64]} and the fields before it, which "
-                "is the limit: send fewer messages, tools or variables.",
-                str(name)[:64],
+                f"The body has more than {MAX_FREE_VALUES} values in {shown} and the fields before it, which is the "
+                "limit: send fewer messages, tools or variables.",
+                shown,
             )
-
-
-def _holds_objects(value: Any) -> bool:
-    """Whether a list is one of objects: the items of a response's input, which others fill with texts or token ids."""
-    return isinstance(value, list) and bool(value) and isinstance(value[0], BaseModel)
 
 
 def _as_request_error(exc: ValidationError) -> Exception:
