@@ -20,7 +20,7 @@ def request_path(*flags: str) -> tuple[list[str], dict[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("flags", "most"), [((), 19), (("--stream",), 22), (("--endpoint", "completions"), 20)], ids=str
+    ("flags", "most"), [((), 20), (("--stream",), 23), (("--endpoint", "completions"), 21)], ids=str
 )
 def test_a_request_passes_few_files_and_each_check_once(flags: tuple[str, ...], most: int) -> None:
     files, checks = request_path(*flags)
