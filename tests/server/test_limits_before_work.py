@@ -16,6 +16,7 @@ from rustvllm.server.errors import BadRequestError
 from rustvllm.server.schemas.protocol import CompletionRequest
 from rustvllm.server.schemas.request_body import parse_request
 from rustvllm.server.state import ServerSettings
+from rustvllm.text.body_values import MAX_COUNTED_FIELDS, count_body_values
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 BODY_BYTES = 8 << 20
@@ -200,6 +201,13 @@ async def test_a_body_of_brackets_is_refused_before_anything_is_made_of_it():
         assert (await client.post(COMPLETIONS, json=brackets_in_texts)).status_code == 200
 
 
+def test_as_many_fields_are_counted_one_by_one_as_the_core_says():
+    body = json.dumps({f"f{number}": [number] for number in range(300)}).encode()
+    fields = count_body_values(body)
+    assert len(fields) == MAX_COUNTED_FIELDS
+    assert sum(field.num_values for field in fields) == 600
+
+
 class Unparsed(CompletionRequest):
     """A request whose body must not be parsed."""
 
@@ -219,7 +227,7 @@ class Unparsed(CompletionRequest):
         ({"prompt": "a", "messages": [USER] * 100_000}, "more than 65536 values in messages"),
         ({"prompt": "a", "messages": [[1, 2]] * 60_000}, "more than 65536 values in messages"),
         ({"prompt": [{}] * 70_000}, "more than 65536 values in prompt"),
-        ({**dict.fromkeys(numbered(2_000_000), 1), "prompt": "a"}, "more than 65536 values in w255"),
+        ({**dict.fromkeys(numbered(2_000_000), 1), "prompt": "a"}, "more than 65536 values in its fields, which"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 from rustvllm import _core
 
+MAX_COUNTED_FIELDS = 256
+"""Fields that are counted one by one; what comes after them is counted as the last one's."""
+
 
 class FieldValues(NamedTuple):
     """What a field holds.

@@ -22,7 +22,7 @@ from rustvllm.server.errors import BadRequestError, ClientDisconnectedError, Uns
 from rustvllm.server.schemas.field_errors import field_error, shortened
 from rustvllm.server.schemas.protocol import MAX_CONTAINERS, MAX_FREE_VALUES, MAX_IDS
 from rustvllm.server.schemas.refusals import Refusals
-from rustvllm.text.body_values import FieldValues, count_body_values
+from rustvllm.text.body_values import MAX_COUNTED_FIELDS, FieldValues, count_body_values
 
 logger = init_logger(__name__)
 
@@ -174,10 +174,12 @@ def _check_num_values(fields: list[FieldValues]) -> None:
             continue
         left -= field.num_values
         if left < 0:
+            is_named = len(fields) < MAX_COUNTED_FIELDS
+            where = f"{shown} and the fields before it" if is_named else "its fields"
             raise InvalidRequestError(
-                f"The body has more than {MAX_FREE_VALUES} values in {shown} and the fields before it, which is the "
-                "limit: send fewer messages, tools or variables.",
-                shown,
+                f"The body has more than {MAX_FREE_VALUES} values in {where}, which is the limit: send fewer messages, "
+                "tools or variables.",
+                shown if is_named else None,
             )
 
 
