@@ -69,9 +69,10 @@ fn is_detected() -> bool {
     instructions::have_avx512_bf16() && !amx::is_available()
 }
 
-/// Pieces of the sums of `R` rows: what both forms share.
+/// Pieces of the sums of `R` rows: what both forms share. `$asks_for_one`: whether one row asks for weights where each core reads one
+/// stream; a Zen 4 reads ahead by itself at least as fast.
 macro_rules! pieces {
-    ($what:ident, $rows:ident, |$a:ident, $b:ident, $place:ident, $sums:ident| $add:block) => {{
+    ($what:ident, $rows:ident, $asks_for_one:literal, |$a:ident, $b:ident, $place:ident, $sums:ident| $add:block) => {{
         let (mut $a, mut $b, mut ahead) = ($what.a, $what.b, $what.ahead);
         let (mut k, end) = ($what.first_k, $what.first_k + $what.num_k);
         // One tile, as its step ahead says: what is asked for is its own.
@@ -89,7 +90,7 @@ macro_rules! pieces {
                     } else if $rows > WAITING_ROWS {
                         Avx512::prefetch(ahead.wrapping_add(line));
                         Avx512::prefetch_near($b.wrapping_add(SECOND_ASK + line));
-                    } else {
+                    } else if $rows > 1 || $asks_for_one {
                         Avx512::prefetch_near(ahead.wrapping_add(line));
                     }
                     line += LINE;
@@ -125,7 +126,7 @@ unsafe fn narrow_rows<const R: usize>(what: &Product<bf16>) {
     // SAFETY: the caller gives arrays as `Product` says, with `R` rows, so every offset stays within them; any bits are
     // numbers of these vectors.
     unsafe {
-        pieces!(what, R, |a, b, i, sums| {
+        pieces!(what, R, false, |a, b, i, sums| {
             let weights = [
                 bf16s(_mm512_loadu_si512(b.cast())),
                 bf16s(_mm512_loadu_si512(b.add(PAIR_BYTES / 2).cast())),
@@ -158,7 +159,7 @@ fn bf16s(bits: __m512i) -> __m512bh {
 unsafe fn wide_rows<const R: usize>(what: &Product) {
     // SAFETY: the caller gives arrays as `Product` says, with `R` rows, so every offset stays within them.
     unsafe {
-        pieces!(what, R, |a, b, i, sums| {
+        pieces!(what, R, true, |a, b, i, sums| {
             for input in 0..PAIR {
                 let weights = if input == 0 { first(b) } else { second(b) };
                 for r in 0..R {

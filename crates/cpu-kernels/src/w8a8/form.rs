@@ -11,8 +11,8 @@ use super::{
     unit,
 };
 use super::{
-    dot::{Dot, PortableDot},
-    product::{Product, ProductFn, VECTORS, product},
+    dot::{Dot, PortableDot, QUAD},
+    product::{LINE, Product, ProductFn, VECTORS, product},
 };
 use crate::simd::Simd;
 #[cfg(target_arch = "x86_64")]
@@ -92,6 +92,11 @@ pub(crate) struct Form {
 }
 
 impl Form {
+    /// Whether a vector of weights of 8 bits is a line, so that few instructions go with each.
+    pub(crate) fn reads_lines(&self) -> bool {
+        self.outputs * QUAD == VECTORS * LINE
+    }
+
     /// The most rows of so many that are computed at once. A row's bits do not depend on it.
     pub(crate) fn tile_rows(&self, variant: Variant, num_rows: usize) -> usize {
         if self.takes_any_rows {
