@@ -10,9 +10,10 @@ draws at temperature 1 among 1,000 ids; with ``--embedded`` the model is the emb
 
 Each setting is its own engine in this process. Engines alternate step by step, so other work on the machine affects all
 of them. Each figure is the median over the rounds, and ratios are those of one round. The script measures decoding,
-from the first token on. All engines compute with the core's products, unless ``RUSTVLLM_LINEAR_KERNEL`` says otherwise,
-so that they only differ in drafts. Each request has its own salt, so that no answer is a draft of another one, unless
-``--shared`` is given. With ``--method draft_model`` a model of two layers guesses, and is wrong at regular places.
+from the moment on at which each stream has its first token. All engines compute with the core's products, unless
+``RUSTVLLM_LINEAR_KERNEL`` says otherwise, so that they only differ in drafts. Each request has its own salt, so that no
+answer is a draft of another one, unless ``--shared`` is given. With ``--method draft_model`` a model of two layers
+guesses, and is wrong at regular places.
 """
 
 import argparse
@@ -157,11 +158,10 @@ def measure(engines: dict[str, Scripted], name: str, num_streams: int, args: arg
             if allowed is None and engine.token_ids != expected:
                 raise SystemExit(f"{each}: the model did not say the text {name!r}")
             if turn >= 0:
-                first = [
-                    statistics.median(column) for column in zip(*(of_one[0] for of_one in engine.times), strict=True)
-                ]
-                last = [max(column) for column in zip(*(of_one[-1] for of_one in engine.times), strict=True)]
-                num_decoded = num_streams * (num_tokens - 1)
+                # Every step has its own time, so tokens and times are in the same order.
+                first = max(of_one[0] for of_one in engine.times)
+                last = max(of_one[-1] for of_one in engine.times)
+                num_decoded = sum(at > first for of_one in engine.times for at in of_one)
                 wall, cpu = (num_decoded / (end - begin) for begin, end in zip(first, last, strict=True))
                 runs[each].append((wall, cpu))
                 parts[each].append(speeds_of_parts([wall for wall, _ in engine.times[0]]))
