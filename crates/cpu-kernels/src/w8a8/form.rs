@@ -167,8 +167,11 @@ impl Form {
                 let plain = SCALAR.products(variant)[0];
                 // Where each block is a group sums take another way than where several are.
                 let each = rows.iter().flat_map(|&num_rows| [(num_rows, 1), (num_rows, 3)]);
-                each.into_iter().all(|(num_rows, blocks_per_group)| {
+                // So do those of a row that asks for later weights, and of one that does not.
+                let each = each.flat_map(|(num_rows, blocks)| [0, LINE].map(|step| (num_rows, blocks, step)));
+                each.into_iter().all(|(num_rows, blocks_per_group, near_step)| {
                     let mut trial = Trial::new(num_rows, variant, blocks_per_group);
+                    trial.near_step = near_step;
                     let found = trial.sums(self.product(variant, num_rows), 0, num_rows).to_vec();
                     let is_same = |(found, expected): (&f32, &f32)| found.to_bits() == expected.to_bits();
                     (0..num_rows).all(|row| {
@@ -211,6 +214,8 @@ struct Trial {
     num_rows: usize,
     variant: Variant,
     blocks_per_group: usize,
+    /// See [`Product`].
+    near_step: usize,
     weights: Vec<i8>,
     weight_scales: Vec<u8>,
     weight_mins: Vec<f32>,
@@ -254,6 +259,7 @@ impl Trial {
             num_rows,
             variant,
             blocks_per_group,
+            near_step: LINE,
             weights,
             weight_scales,
             weight_mins,
@@ -288,7 +294,7 @@ impl Trial {
             ahead_step: 0,
             ahead_pass: 0,
             near: 0,
-            near_step: 0,
+            near_step: self.near_step,
             scales_ahead: self.weights.as_ptr().cast(),
             scales_ahead_step: 0,
         };
@@ -414,28 +420,40 @@ mod tests {
         }
     }
 
-    static WRONG: Form = Form {
-        name: "wrong",
-        is_detected: || true,
-        least_rows: 1,
-        takes_any_rows: false,
-        products: [
-            &[],
-            &[],
-            &[],
-            &[],
-            &[],
-            &[],
-            &[off_by_one::<1, false>, off_by_one::<2, false>],
-            &[],
-            &[],
-            &[],
-            &[],
-        ],
-        outputs: 16,
-        is_right: OnceLock::new(),
-        wide: [const { OnceLock::new() }; NUM_VARIANTS],
-    };
+    /// A product of one row that is right unless it asks for later weights.
+    unsafe fn off_where_it_asks(what: &Product) {
+        // SAFETY: the caller gives arrays as `Product` says, and the sums have a row.
+        unsafe {
+            product::<PortableDot<8>, 1, 32, 8, false, false, false>(what);
+            if what.near_step > 0 {
+                *what.sums += 1.0;
+            }
+        }
+    }
+
+    const fn wrong(name: &'static str, products: Products) -> Form {
+        Form {
+            name,
+            is_detected: || true,
+            least_rows: 1,
+            takes_any_rows: false,
+            products,
+            outputs: 16,
+            is_right: OnceLock::new(),
+            wide: [const { OnceLock::new() }; NUM_VARIANTS],
+        }
+    }
+
+    static WRONG: Form = wrong("wrong", {
+        let mut products: Products = [&[]; NUM_VARIANTS];
+        products[6] = &[off_by_one::<1, false>, off_by_one::<2, false>];
+        products
+    });
+    static WRONG_ASKING: Form = wrong("wrong where it asks", {
+        let mut products: Products = [&[]; NUM_VARIANTS];
+        products[3] = &[off_where_it_asks];
+        products
+    });
     static ABSENT: Form = Form {
         name: "absent",
         is_detected: || false,
@@ -450,9 +468,11 @@ mod tests {
     #[test]
     fn a_form_that_computes_something_else_is_not_used() {
         static FORMS: &[&Form] = &[&ABSENT, &WRONG, &PORTABLE];
+        static ASKING: &[&Form] = &[&WRONG_ASKING, &PORTABLE];
         let variant = Variant { block: 32, bits: 4, groups: Groups::Scales, is_coded: false };
         assert_eq!(chosen(FORMS, 1, variant).name, "portable");
         assert_eq!(refused(FORMS), ["wrong"]);
+        assert_eq!(chosen(ASKING, 1, Variant { bits: 8, ..variant }).name, "portable");
         assert!(ABSENT.is_right.get().is_none(), "instructions that the machine lacks were tried");
     }
 

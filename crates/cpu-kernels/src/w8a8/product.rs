@@ -50,7 +50,8 @@ pub(crate) struct Product {
     pub(crate) ahead_step: usize,
     /// How much further where a panel takes several passes, with each of them.
     pub(crate) ahead_pass: usize,
-    /// How far ahead weights of this panel are asked for to come into the first cache, and how many bytes with each block.
+    /// How far ahead weights of this panel are asked for to come into the first cache, and how many bytes with each block; 0 bytes:
+    /// one row of 8 bits asks for nothing.
     pub(crate) near: usize,
     pub(crate) near_step: usize,
     /// As `ahead`, of scales, with the first pass.
